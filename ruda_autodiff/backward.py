@@ -1,0 +1,192 @@
+"""Backward: one walk from the root to the leaves, newest operation first.
+
+Every user of a node was created after it, so popping nodes from a heap by descending creation number meets each node
+only when all of its gradient has arrived. No counting pass and no recursion is needed, a chain of any length works,
+and operations that must run in strict reverse order (collectives) do so on every rank. A node is emptied as soon as
+its rules have run, so what it kept dies during the walk.
+"""
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+import ruda_tensor as rt
+from ruda_tensor.dtypes import FLOAT32, HALF
+from ruda_tensor.operation import Composite, Variadic
+from ruda_tensor.tensor import Tensor
+
+from .anomaly import check_anomaly
+from .gradients import Gradients
+from .tape import Node, mode
+
+_wrap = Tensor._wrap
+
+
+class GraphConsumed(RuntimeError):
+    """A second backward through a graph that an earlier one has emptied."""
+
+
+class HigherDerivativeUnsupported(RuntimeError):
+    """A second derivative was asked of something that was recorded for first derivatives only."""
+
+
+def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: Tensor | None = None) -> Gradients:
+    """Walk from `root` with the incoming gradient `seed` (ones) and return the gradients of the leaves."""
+    if order not in (1, 2):
+        raise ValueError(f"backward: order must be 1 or 2, got {order!r}")
+    assert root._node is not None
+    if seed is None:
+        seed = rt.ones(root.shape, dtype=root.dtype, device=root.device)
+    walk = Walk(retain_graph, order)
+    saved = mode.recording, mode.order
+    mode.recording = order == 2
+    mode.order = order
+    try:
+        walk.add(root._node, seed)
+        walk.run()
+    finally:
+        mode.recording, mode.order = saved
+    return Gradients(walk.leaves)
+
+
+class Walk:
+    """The state of one backward pass.
+
+    `grads` holds the gradient that has arrived so far at each waiting node. A first contribution is borrowed as it
+    is; a second allocates a sum, which is then ours (`owned`) and takes further ones in place.
+    """
+
+    def __init__(self, retain_graph: bool, order: int) -> None:
+        self.retain, self.order = retain_graph, order
+        self.grads: dict[Node, Tensor] = {}
+        self.owned: set[Node] = set()
+        self.heap: list[tuple[int, Node]] = []
+        self.leaves: dict[Node, Tensor] = {}
+        self.values: dict[Node, Tensor] = {}  # what balanced checkpointing has computed again and still needs
+
+    def add(self, node: Node, g: Tensor) -> None:
+        """Add a contribution to a node's gradient: undo broadcasting, cast to its dtype, borrow or accumulate."""
+        data = g._data
+        if data.shape != node.shape:
+            g = unbroadcast(g, node.shape)
+        if data.dtype is not node.dtype:
+            g = rt.astype(g, node.dtype)
+        grads = self.grads
+        old = grads.get(node)
+        if old is None:
+            grads[node] = g
+            heappush(self.heap, (node.order, node))
+        elif node in self.owned:
+            with g.device.guard():
+                g.device.xp.add(old._data, g._data, out=old._data)
+        else:
+            grads[node] = rt.add(old, g)
+            if self.order == 1:
+                self.owned.add(node)
+
+    def run(self, until: int = 0) -> None:
+        """Pop nodes until none newer than `until` waits; see the module docstring for why this order is right."""
+        heap, grads, add, retain = self.heap, self.grads, self.add, self.retain
+        checked = mode.anomaly
+        while heap and heap[0][0] < until:
+            node = heappop(heap)[1]
+            g = grads.pop(node)
+            plan = node.plan
+            if plan is None:
+                self.leaves[node] = g
+                continue
+            parents, kept = node.parents, node.kept
+            if parents is None:
+                raise GraphConsumed(
+                    f"backward: the part of the graph that made '{node.op.name}' was consumed by an earlier backward(); "
+                    "keep it for a second one: loss.backward(retain_graph=True)"
+                )
+            if checked or plan.pulls is None or node.dtype in HALF:
+                self.run_special(node, g)
+            else:
+                if plan.keeps_out:
+                    kept = self.with_out(node, g)
+                for i, rule, arguments in plan.pulls:
+                    parent = parents[i]
+                    gradient = rule(g, *kept) if arguments is None else rule(g, *[kept[j] for j in arguments])
+                    data = gradient._data
+                    if parent not in grads and data.shape == parent.shape and data.dtype is parent.dtype:
+                        grads[parent] = gradient
+                        heappush(heap, (parent.order, parent))
+                    else:
+                        add(parent, gradient)
+            if not retain:
+                node.parents = node.kept = None
+
+    def add_output(self, node: Node, index: int, count: int, g: Tensor) -> None:
+        """Add the gradient of one of several results of an operation; the node waits until it is its turn."""
+        waiting: Any = self.grads.get(node)
+        if waiting is None:
+            waiting = self.grads[node] = [None] * count  # type: ignore[assignment]
+            heappush(self.heap, (node.order, node))
+        waiting[index] = g
+
+    def with_out(self, node: Node, g: Tensor) -> list:
+        """The kept values with the result as a tensor: on the tape for order 2, bare otherwise."""
+        kept = list(node.kept)
+        at = len(node.plan.inputs)
+        out = kept[at] = _wrap(kept[at], g.device)
+        if self.order == 2:
+            out._node = node
+        return kept
+
+    def run_special(self, node: Node, g: Tensor) -> None:
+        """The less common nodes: half precision, composites, variadic and custom operations, and anomaly mode."""
+        for parent, gradient in self.pull(node, g):
+            if parent is not None and gradient is not None:
+                if mode.anomaly:
+                    check_anomaly(node, g, gradient)
+                self.add(parent, gradient)
+
+    def pull(self, node: Node, g: Tensor) -> list[tuple[Node | None, Tensor | None]]:
+        """Return (parent, gradient) for each input of a node, computing half precision in float32."""
+        op, plan, parents = node.op, node.plan, node.parents
+        assert parents is not None
+        if plan.pulls is not None:
+            kept = self.with_out(node, g) if plan.keeps_out else node.kept
+            if op.computes and g.dtype in HALF:
+                g = rt.astype(g, FLOAT32)
+                kept = [rt.astype(k, FLOAT32) if isinstance(k, Tensor) and k.dtype in HALF else k for k in kept]
+            return [
+                (parents[i], rule(g, *kept) if arguments is None else rule(g, *[kept[j] for j in arguments]))
+                for i, rule, arguments in plan.pulls
+            ]
+        if isinstance(plan, Variadic):
+            (inputs, shapes), static = node.kept
+            return [(p, None if p is None else op.rule(i, g, shapes, static or {}, inputs)) for i, p in enumerate(parents)]
+        if isinstance(plan, Composite):
+            return list(zip(parents, self.pull_composite(node, g), strict=True))
+        return plan.pull(self, node, g)
+
+    def pull_composite(self, node: Node, g: Tensor) -> list[Tensor | None]:
+        """Run a composite's hand-derived body on raw arrays."""
+        op, device = node.op, g.device
+        if self.order == 2:
+            raise HigherDerivativeUnsupported(
+                f"'{op.name}' was recorded for first derivatives only; record for second ones: "
+                "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
+            )
+        (kept, extras), static = node.kept
+        arrays = [k._data if isinstance(k, Tensor) else k for k in kept]
+        arrays = [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays]
+        incoming = g._data.astype(FLOAT32) if g.dtype in HALF else g._data
+        needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
+        with device.guard():
+            result = op.backward(device.xp, incoming, *arrays, *extras, needs=needs, **(static or {}))
+            return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
+
+
+def unbroadcast(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return `g` with what broadcasting made of `shape` undone: stretched axes summed, missing ones spread."""
+    if g.ndim < len(shape) or any(a == 1 and b != 1 for a, b in zip(g.shape[::-1], shape[::-1], strict=False)):
+        g = rt.broadcast_to(g, shape)  # a rule may return a smaller gradient where it is the same everywhere
+    extra = g.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and g.shape[i + extra] != 1)
+    if axes:
+        g = rt.sum(g, axis=axes, keepdims=True)
+    return rt.reshape(g, shape) if g.shape != shape else g

@@ -1,0 +1,54 @@
+"""Operations that pull gradients themselves, with one result or several.
+
+The tape knows one result per node. An operation with several gets one node that waits for all of their gradients, and
+one `Pick` node per result that hands its gradient over; the picks are newer, so the walk meets them first.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from ruda_tensor.tensor import Tensor
+
+from .tape import Node, mode
+
+
+class Own:
+    """Base of operations that are their own plan: the walk calls `pull(walk, node, g)` for (parent, gradient) pairs."""
+
+    joint = True
+    computes = False
+    memory_bound = False
+    pulls = None
+    name = "operation"
+
+    @property
+    def op(self) -> Own:
+        return self
+
+    def pull(self, walk: Any, node: Node, g: Any) -> list:
+        raise NotImplementedError
+
+
+class Pick(Own):
+    """One result out of several."""
+
+    def __init__(self, owner: Own, index: int, count: int) -> None:
+        self.name, self.index, self.count = owner.name, index, count
+
+    def pull(self, walk: Any, node: Node, g: Tensor) -> list:
+        assert node.parents is not None and node.parents[0] is not None
+        walk.add_output(node.parents[0], self.index, self.count, g)
+        return []
+
+
+def attach_results(op: Own, recorder: Node, inputs: tuple, kept: Any, results: list[Tensor]) -> list[Tensor]:
+    """Return bare copies of `results` that are on the tape as the results of `op`, whose `pull` gets a list of gradients."""
+    if not mode.recording:
+        return results
+    outs = [Tensor._wrap(y._data, y.device) for y in results]
+    parents = tuple([x._node if isinstance(x, Tensor) else None for x in inputs])
+    recorder.attach(op, parents, kept, None, outs[0])
+    owner = outs[0]._node
+    for i, out in enumerate(outs):
+        recorder.attach(Pick(op, i, len(outs)), (owner,), None, None, out)
+    return outs

@@ -1,0 +1,52 @@
+"""The linear layer."""
+from __future__ import annotations
+
+from typing import Any
+
+import ruda_tensor as rt
+from ruda_autodiff import Autodiff
+from ruda_tensor.devices import resolve_device
+
+from .config import Config
+from .initializers import Initializer, KaimingUniform
+from .module import Module
+from .param import Param
+
+
+class Linear(Module):
+    """y = x W + b with W of shape [d_in, d_out]: x is [..., d_in], y is [..., d_out].
+
+    >>> layer = LinearConfig(3, 2).init(rt.Cpu())
+    >>> layer(rt.ones((5, 3), device=rt.Cpu())).shape
+    (5, 2)
+    """
+
+    weight: Param
+    bias: Param | None = None
+
+    def forward(self, x: rt.Tensor) -> rt.Tensor:
+        return rt.linear(x, self.weight, self.bias)
+
+
+class LinearConfig(Config):
+    """Settings of `Linear`: sizes, `bias` (True), `initializer` (U(-k, k) with k = 1/sqrt(d_in), bias included).
+
+    >>> LinearConfig(2, 1).init(Autodiff(rt.Cpu())).weight.is_require_grad()
+    True
+    """
+
+    d_in: int
+    d_out: int
+    bias: bool = True
+    initializer: Initializer | None = None
+
+    def init(self, device: Any = None) -> Linear:
+        """Return the layer on a device; on a recording device its parameters are tracked."""
+        for field in ("d_in", "d_out"):
+            value = getattr(self, field)
+            self.require(isinstance(value, int) and not isinstance(value, bool) and value > 0, field, "an integer >= 1")
+        fill = (self.initializer or KaimingUniform()).fill
+        place, target = resolve_device(device), device if isinstance(device, Autodiff) else resolve_device(device)
+        weight = Param(fill((self.d_in, self.d_out), self.d_in, self.d_out, place), device=target)
+        bias = Param(fill((self.d_out,), self.d_in, self.d_out, place), device=target) if self.bias else None
+        return Linear(weight=weight, bias=bias)

@@ -1,0 +1,113 @@
+"""Parameters: tensors with an identity that survives updates, dtype changes and records."""
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from ruda_autodiff import Autodiff
+from ruda_autodiff.device import STRATEGIES
+from ruda_autodiff.tape import make_leaf
+from ruda_tensor.devices import resolve_device
+from ruda_tensor.dtypes import is_floating
+from ruda_tensor.tensor import Tensor
+
+
+class _Consumed:
+    """What a consumed parameter holds in the place of its numbers: any use raises, at no cost to the others."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            "this parameter was consumed by optimizer.step, which reuses its memory for the new model; "
+            "go on with the model that step returned: model = optimizer.step(lr, model, gradients), "
+            "or keep the old one with model.clone() before the step"
+        )
+
+
+CONSUMED = _Consumed()
+
+
+def new_id() -> str:
+    """Return a parameter id that no other parameter has, in this process or in a record: 64 random bits in hex."""
+    return secrets.token_hex(8)
+
+
+class Param(Tensor):
+    """A tensor that an optimizer may change: it has an `id`, and is a leaf of the tape while it is trained.
+
+    Two fields with one id are tied: one leaf, one gradient, one update, one state, one stored copy. `trainable` is
+    False for a frozen parameter. `device` may be a recording device, which gives its checkpointing strategy.
+
+    >>> import ruda_tensor as rt
+    >>> p = Param(rt.tensor([1.0, 2.0], device=rt.Cpu()))
+    >>> p.is_require_grad(), p.shape
+    (True, (2,))
+    """
+
+    __slots__ = ("id", "trainable", "strategy")
+    id: str
+    trainable: bool
+    strategy: str
+
+    def __init__(self, value: Tensor, *, trainable: bool = True, device: Any = None, id: str | None = None) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Param: expected a tensor, got {type(value).__name__}; Param(rt.tensor(values))")
+        strategy = device.checkpointing if isinstance(device, Autodiff) else getattr(value, "strategy", "none")
+        tracked = trainable and (device is None or isinstance(device, Autodiff))
+        place = value.device if device is None else resolve_device(device)
+        self._fill(value.to_device(place)._data, place, id or new_id(), trainable, strategy, tracked)
+
+    def _fill(self, data: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> None:
+        self._data, self.device, self._node = data, device, None
+        self.id, self.strategy = id, strategy
+        self.trainable = trainable and is_floating(data.dtype)
+        if tracked and self.trainable:
+            self._node = make_leaf(self, STRATEGIES[strategy])
+
+    def like(self, data: Any, *, device: Any = None, trainable: bool | None = None, tracked: bool | None = None) -> Param:
+        """Return a parameter of the same identity over other numbers; what is not named stays as it is."""
+        out = Param.__new__(Param)
+        out._fill(
+            data,
+            self.device if device is None else device,
+            self.id,
+            self.trainable if trainable is None else trainable,
+            self.strategy,
+            self.is_require_grad() if tracked is None else tracked,
+        )
+        return out
+
+    def consume(self) -> None:
+        """Mark this parameter as used up: its memory now belongs to its successor."""
+        self._data = CONSUMED
+
+    def is_consumed(self) -> bool:
+        """Return whether an optimizer's step has taken this parameter's memory."""
+        return self._data is CONSUMED
+
+    def __copy__(self) -> Param:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Param:
+        return self.copy()
+
+    def copy(self) -> Param:
+        """Return an independent parameter with the same id, values and tracking."""
+        return self.like(self._data.copy())
+
+    def __reduce__(self) -> tuple:
+        from ruda_tensor.backend import to_host
+
+        return _rebuild, (to_host(self._data), self.device, self.id, self.trainable, self.strategy, self.is_require_grad())
+
+    def __repr__(self) -> str:
+        if self.is_consumed():
+            return f"Param({self.id}, consumed)"
+        return f"Param({self.id}, {super().__repr__()})"
+
+
+def _rebuild(array: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> Param:
+    out = Param.__new__(Param)
+    out._fill(array if device.kind == "cpu" else device.xp.asarray(array), device, id, trainable, strategy, tracked)
+    return out

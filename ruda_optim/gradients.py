@@ -1,0 +1,178 @@
+"""Gradients per parameter, and their accumulation over micro-batches."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ruda_tensor as rt
+from ruda_autodiff import Gradients
+from ruda_nn import Module, Param
+from ruda_tensor.backend import to_host
+from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
+
+
+class GradientsParams:
+    """Gradients keyed by parameter id.
+
+    >>> import ruda_tensor as rt
+    >>> from ruda_autodiff import Autodiff
+    >>> from ruda_nn import LinearConfig
+    >>> model = LinearConfig(2, 1).init(Autodiff(rt.Cpu()))
+    >>> loss = model(rt.ones((4, 2), device=rt.Cpu())).sum()
+    >>> GradientsParams.from_grads(loss.backward(), model)[model.bias].numpy()
+    array([4.], dtype=float32)
+    """
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, gradients: Mapping[Param, rt.Tensor] | None = None) -> None:
+        self._by_id: dict[str, rt.Tensor] = {}
+        for p, g in (gradients or {}).items():
+            self.register(p, g)
+
+    @classmethod
+    def from_grads(cls, gradients: Gradients, model: Module) -> GradientsParams:
+        """Return the gradients of the model's parameters; tied parameters have one, the sum over their places."""
+        return cls.from_params(gradients, model, None)
+
+    @classmethod
+    def from_module(cls, gradients: Gradients, model: Module) -> GradientsParams:
+        """Take the gradients of this module's parameters out of `gradients`, and leave the others there."""
+        out = cls.from_params(gradients, model, None)
+        for _, p in model.named_params():
+            gradients.remove(p)
+        return out
+
+    @classmethod
+    def from_params(cls, gradients: Gradients, model: Module, ids: Iterable[str] | None) -> GradientsParams:
+        """Return the gradients of the model's parameters with the listed ids (None for all)."""
+        if not isinstance(gradients, Gradients):
+            raise TypeError(f"from_grads: expected what loss.backward() returns, got {type(gradients).__name__}")
+        chosen = None if ids is None else set(ids)
+        out, seen = cls(), set()
+        for _, p in model.named_params():
+            g = gradients.get(p)
+            if g is None or p._node in seen or (chosen is not None and p.id not in chosen):
+                continue
+            seen.add(p._node)
+            old = out._by_id.get(p.id)
+            out._by_id[p.id] = g if old is None else old + g
+        return out
+
+    def register(self, p: Param, g: rt.Tensor) -> None:
+        """Put `g` in the place of the gradient of `p`."""
+        if not isinstance(p, Param) or not isinstance(g, rt.Tensor):
+            raise TypeError(f"register: expected a Param and its gradient, got {type(p).__name__} and {type(g).__name__}")
+        if g.shape != p.shape:
+            raise ValueError(f"register: the gradient has shape {g.shape}, and its parameter {p.shape}")
+        if g.dtype not in FLOATING:
+            raise TypeError(f"register: a gradient must be a float, got {g.dtype}")
+        self._by_id[p.id] = g.detach()
+
+    def get(self, p: Param | str, default: Any = None) -> Any:
+        """Return the gradient of a parameter (or id), or `default`."""
+        return self._by_id.get(p if isinstance(p, str) else p.id, default)
+
+    def remove(self, p: Param | str) -> rt.Tensor | None:
+        """Take the gradient of a parameter (or id) out; None where there is none."""
+        return self._by_id.pop(p if isinstance(p, str) else p.id, None)
+
+    def ids(self) -> list[str]:
+        """Return the ids that have a gradient."""
+        return list(self._by_id)
+
+    def __getitem__(self, p: Param | str) -> rt.Tensor:
+        found = self.get(p)
+        if found is None:
+            raise KeyError("this parameter has no gradient: it took no part in the loss; gradients.get(p) gives None")
+        return found
+
+    def __contains__(self, p: Param | str) -> bool:
+        return self.get(p) is not None
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __repr__(self) -> str:
+        return f"GradientsParams({len(self)} parameters)"
+
+    def to_record(self) -> list[dict[str, Any]]:
+        """Return ids and host copies, sorted by id; nothing is cleared."""
+        return [{"id": key, "value": to_host(self._by_id[key]._data).copy()} for key in sorted(self._by_id)]
+
+    @classmethod
+    def from_record(cls, record: list[dict[str, Any]], model: Module) -> GradientsParams:
+        """Return recorded gradients for a model, in the dtype they were recorded in.
+
+        Errors: ValueError for a repeated id, one that the model does not have, another shape, or a dtype that is no float.
+        """
+        known = {p.id: p for p in model.params() if p.trainable}
+        out = cls()
+        for entry in record:
+            key, value = entry["id"], entry["value"]
+            if key in out._by_id:
+                raise ValueError(f"the record holds two gradients for the parameter {key}")
+            if key not in known:
+                raise ValueError(f"the record holds a gradient for the parameter {key}, which this model does not train")
+            p = known[key]
+            if tuple(value.shape) != tuple(p.shape) or value.dtype not in FLOATING:
+                raise ValueError(f"the recorded gradient of {key} is {value.shape} {value.dtype}, its parameter {p.shape}")
+            out._by_id[key] = rt.tensor(value, device=p.device)
+        return out
+
+
+class GradientsAccumulator:
+    """Sums gradients over micro-batches; never averages.
+
+    `accumulate` adds in the gradients' dtype, `accumulate_with_dtype` in the one named. `grads()` hands the window
+    over and empties it; `len(accumulator)` looks without taking.
+
+    >>> accumulator = GradientsAccumulator()
+    >>> len(accumulator.grads())
+    0
+    """
+
+    def __init__(self) -> None:
+        self._pending = GradientsParams()
+
+    def accumulate(self, model: Module, gradients: GradientsParams) -> None:
+        """Add gradients of the model's parameters; ids that are not the model's are dropped."""
+        self._add(model, gradients, None)
+
+    def accumulate_with_dtype(self, model: Module, gradients: GradientsParams, dtype: FloatDType) -> None:
+        """Cast what is pending and what arrives to `dtype`, then add."""
+        wanted = as_dtype(dtype)
+        if wanted not in FLOATING:
+            raise TypeError(f"accumulate_with_dtype: {wanted} is not a float; give FloatDType.F32")
+        self._add(model, gradients, wanted)
+
+    def _add(self, model: Module, gradients: GradientsParams, dtype: Any) -> None:
+        if not isinstance(gradients, GradientsParams):
+            raise TypeError(
+                f"accumulate: expected GradientsParams, got {type(gradients).__name__}; GradientsParams.from_grads(g, model)"
+            )
+        known = {p.id for p in model.params()}
+        total = dict(self._pending._by_id)
+        if dtype is not None:
+            total = {key: rt.astype(g, dtype) for key, g in total.items()}
+        for key, g in gradients._by_id.items():
+            if key in known:
+                g = g if dtype is None else rt.astype(g, dtype)
+                total[key] = g if key not in total else total[key] + g
+        self._pending._by_id = total
+
+    def grads(self) -> GradientsParams:
+        """Return what was accumulated and start empty."""
+        out, self._pending = self._pending, GradientsParams()
+        return out
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def to_record(self) -> list[dict[str, Any]]:
+        """Return a snapshot as plain data; nothing is cleared."""
+        return self._pending.to_record()
+
+    def load_record(self, record: list[dict[str, Any]], model: Module) -> None:
+        """Replace what is pending by a record for `model`; a rejected record changes nothing."""
+        self._pending = GradientsParams.from_record(record, model)

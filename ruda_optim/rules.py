@@ -1,0 +1,148 @@
+"""The update rules: each is a function of (learning rate, parameter, gradient, state), over arrays.
+
+`update(xp, lr, p, g, state)` changes `p` and the arrays of `state` in place; the optimizer has made sure that nobody
+else can see them. Everything is computed in float32 (float64 for float64 parameters). NumPy runs a rule in
+cache-sized chunks, so that a dozen passes over memory become one.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ruda_nn import Config
+from ruda_tensor.dtypes import FLOAT32, HALF
+
+CHUNK = 16 * 1024  # elements: five float32 arrays of this length fit a 512 KiB cache
+
+
+class Rule:
+    """Base of elementwise rules. `config` is what it was built from, and `arrays` names its state arrays."""
+
+    arrays: tuple[str, ...] = ()
+    scratch = 1
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as plain data, which a restore compares."""
+        return {"rule": type(self).__name__, **self.config.describe()}
+
+    def start(self, xp: Any, p: Any) -> dict[str, Any]:
+        """The state of a parameter before its first update."""
+        return {"time": 0, **{name: xp.zeros(p.shape, p.dtype) for name in self.arrays}}
+
+    def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the updated parameter in its dtype, and the state; `p` and the state's arrays are reused."""
+        wide = p.astype(FLOAT32) if p.dtype in HALF else p
+        if state is None:
+            state = self.start(xp, wide)
+        self.update(xp, lr, wide, g.astype(wide.dtype, copy=False), state)
+        return (wide if wide is p else wide.astype(p.dtype)), state
+
+    def update(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any]) -> None:
+        """Advance the state and change `p` in place."""
+        state["time"] += 1
+        kernel = self.kernel(lr, state["time"])
+        flat = [p.reshape(-1), xp.ascontiguousarray(g).reshape(-1), *[state[name].reshape(-1) for name in self.arrays]]
+        size = flat[0].size
+        step = CHUNK if xp is np else max(size, 1)
+        scratch = [xp.empty(min(step, size), p.dtype) for _ in range(self.scratch)]
+        for at in range(0, size, step):
+            end = min(size, at + step)
+            kernel(xp, *[a[at:end] for a in flat], *[s[: end - at] for s in scratch])
+
+    def kernel(self, lr: float, time: int) -> Callable[..., None]:
+        """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place."""
+        raise NotImplementedError
+
+
+class Sgd(Rule):
+    """p <- p - lr v with v = g, or the momentum buffer (Sutskever et al. 2013, in PyTorch's form).
+
+    v <- momentum v + (1 - dampening) g (v = g at the first step); Nesterov uses g + momentum v.
+    """
+
+    scratch = 1
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.arrays = ("velocity",) if config.momentum else ()
+
+    def kernel(self, lr: float, time: int) -> Callable[..., None]:
+        c = self.config
+        decay, momentum = c.weight_decay or 0.0, c.momentum
+        keep = 1.0 if time == 1 else 1.0 - c.dampening
+
+        def body(xp: Any, p: Any, g: Any, *rest: Any) -> None:
+            t = rest[-1]
+            if decay:
+                xp.multiply(p, decay, out=t)
+                xp.add(t, g, out=t)
+                g = t
+            if momentum:
+                v = rest[0]
+                xp.multiply(v, momentum, out=v)
+                xp.add(v, g if keep == 1.0 else g * keep, out=v)
+                g = g + momentum * v if c.nesterov else v
+            xp.multiply(g, lr, out=t)
+            xp.subtract(p, t, out=p)
+
+        return body
+
+
+class Adam(Rule):
+    """p <- p - lr m' / (sqrt(v') + eps) with bias-corrected moments m', v' (Kingma and Ba 2015, algorithm 1).
+
+    `weight_decay` is coupled (L2: g <- g + weight_decay p); `amsgrad` keeps the maximum of the uncorrected v
+    (Reddi et al. 2018, in PyTorch's form).
+    """
+
+    decoupled = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.arrays = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if config.amsgrad else ()))
+        self.scratch = 2 if config.weight_decay and not self.decoupled else 1
+
+    def kernel(self, lr: float, time: int) -> Callable[..., None]:
+        c = self.config
+        (b1, b2), eps, decay = c.betas, c.eps, c.weight_decay or 0.0
+        root = math.sqrt(1.0 - b2**time)
+        rate, floor = lr * root / (1.0 - b1**time), eps * root
+        shrink = 1.0 - lr * decay if self.decoupled and decay else 1.0
+        coupled = 0.0 if self.decoupled else decay
+
+        def body(xp: Any, p: Any, g: Any, m: Any, v: Any, *rest: Any) -> None:
+            t = rest[-1]
+            if coupled:
+                g2 = rest[-2]
+                xp.multiply(p, coupled, out=g2)
+                g = xp.add(g2, g, out=g2)
+            xp.subtract(g, m, out=t)
+            xp.multiply(t, 1.0 - b1, out=t)
+            xp.add(m, t, out=m)
+            xp.multiply(g, g, out=t)
+            xp.subtract(t, v, out=t)
+            xp.multiply(t, 1.0 - b2, out=t)
+            xp.add(v, t, out=v)
+            if c.amsgrad:
+                v = xp.maximum(rest[0], v, out=rest[0])
+            xp.sqrt(v, out=t)
+            xp.add(t, floor, out=t)
+            xp.divide(m, t, out=t)
+            xp.multiply(t, rate, out=t)
+            if shrink != 1.0:
+                xp.multiply(p, shrink, out=p)
+            xp.subtract(p, t, out=p)
+
+        return body
+
+
+class AdamW(Adam):
+    """Adam with decoupled decay: p <- p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps) (Loshchilov and Hutter 2019)."""
+
+    decoupled = True

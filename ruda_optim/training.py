@@ -1,0 +1,118 @@
+"""Training records: model, optimizer, schedule, pending gradients and the caller's state, saved and resumed together."""
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruda_nn import Module
+from ruda_record import BinFileRecorder, RecorderError
+
+from .gradients import GradientsAccumulator
+from .optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class RestoredTraining:
+    """What a restore gives back; `state` is what the caller put in."""
+
+    model: Any
+    optimizer: Optimizer
+    scheduler: Any
+    accumulator: GradientsAccumulator
+    state: Any
+
+
+class TrainingRecord:
+    """A snapshot of training as plain data.
+
+    Random state and data position are the caller's: put `rt.random.get_state()` and the like into `state`.
+
+    >>> import ruda_tensor as rt
+    >>> from ruda_autodiff import Autodiff
+    >>> from ruda_nn import LinearConfig
+    >>> from ruda_optim import SgdConfig, StepLrSchedulerConfig
+    >>> parts = lambda: (LinearConfig(2, 1).init(Autodiff(rt.Cpu())), SgdConfig().init(), StepLrSchedulerConfig(0.1, 5).init())
+    >>> record = TrainingRecord.capture(*parts(), GradientsAccumulator(), (3, 0))
+    >>> record.restore(*parts(), rt.Cpu()).state
+    (3, 0)
+    """
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+    @classmethod
+    def capture(
+        cls, model: Module, optimizer: Optimizer, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
+    ) -> TrainingRecord:
+        """Return a snapshot that later training cannot reach; nothing is changed, stepped or emptied."""
+        return cls(
+            {
+                "model": model.to_record(),
+                "optimizer": optimizer.to_record(),
+                "scheduler": scheduler.to_record(),
+                "gradients": accumulator.to_record(),
+                "state": copy.deepcopy(state),
+                "dtypes": False,
+            }
+        )
+
+    @classmethod
+    def capture_with_dtypes(
+        cls, model: Module, optimizer: Optimizer, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
+    ) -> TrainingRecord:
+        """As `capture`, and `restore_with_dtypes` brings back the storage dtype of every parameter too."""
+        record = cls.capture(model, optimizer, scheduler, accumulator, state)
+        record.data["dtypes"] = True
+        return record
+
+    def save(self, recorder: Any, path: str | Path) -> Path:
+        """Write the record; returns the file's path, with the recorder's suffix."""
+        return _recorder(recorder).save(self.data, path)
+
+    @classmethod
+    def load(cls, recorder: Any, path: str | Path, device: Any = None) -> TrainingRecord:
+        """Read a record, checking all of it. `device` is where a restore will place it; nothing is placed yet.
+
+        Errors: RecorderError where the file is missing, damaged, or no training record.
+        """
+        data = _recorder(recorder).load(path)
+        wanted = {"model", "optimizer", "scheduler", "gradients", "state", "dtypes"}
+        if not isinstance(data, dict) or set(data) != wanted:
+            raise RecorderError(f"{path}: this is not a training record; it should hold {', '.join(sorted(wanted))}")
+        return cls(data)
+
+    def restore(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any = None) -> RestoredTraining:
+        """Put the record into freshly made parts of the same configuration, on `device`.
+
+        The model gets the recorded ids and values, in its own dtypes; tracking follows it. The optimizer and the
+        schedule are changed in place, once everything has been checked.
+        Errors: ValueError with a two-sided report where something differs; nothing is changed then.
+        """
+        return self._restore(model, optimizer, scheduler, device, keep_dtype=True)
+
+    def restore_with_dtypes(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any = None) -> RestoredTraining:
+        """As `restore`, with the storage dtypes that were captured; needs a record of `capture_with_dtypes`."""
+        if not self.data["dtypes"]:
+            raise ValueError("this record was captured without dtypes; use restore, or capture_with_dtypes when saving")
+        return self._restore(model, optimizer, scheduler, device, keep_dtype=False)
+
+    def _restore(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any, keep_dtype: bool) -> RestoredTraining:
+        placed = model if device is None else model.fork(device)
+        new_model = placed.load_record(self.data["model"], keep_dtype=keep_dtype)
+        accumulator = GradientsAccumulator()
+        accumulator.load_record(self.data["gradients"], new_model)
+        trial = copy.copy(scheduler)
+        trial.load_record(self.data["scheduler"])
+        optimizer.load_record(self.data["optimizer"], new_model)
+        scheduler.load_record(self.data["scheduler"])
+        return RestoredTraining(new_model, optimizer, scheduler, accumulator, copy.deepcopy(self.data["state"]))
+
+
+def _recorder(recorder: Any) -> Any:
+    if isinstance(recorder, type):
+        recorder = recorder()
+    if not hasattr(recorder, "save") or not hasattr(recorder, "load"):
+        raise TypeError(f"expected a recorder such as {BinFileRecorder.__name__}(), got {type(recorder).__name__}")
+    return recorder

@@ -1,0 +1,110 @@
+"""The one place that knows CuPy: finding a usable GPU cheaply, and moving arrays between host and device.
+
+Nothing here imports CuPy until a CUDA device is first used.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+_FORK = {"pid": None}  # the process that initialized CUDA: a forked child cannot use it
+
+
+class NoUsableGpu(RuntimeError):
+    """A CUDA device was asked for where none can be used; the message says why."""
+
+
+@functools.cache
+def gpu_problem() -> str | None:
+    """Say why no GPU can be used here, or None if one can; asks the cheap questions first, and only once.
+
+    Without CuPy or without a driver the answer comes in a few milliseconds and CuPy is never imported.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed (pip install 'ruda[cuda13]')"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver was found (libcuda.so.1 cannot be loaded)"
+    try:
+        import cupy as cp
+    except Exception as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f"the CUDA driver reports no device ({error})"
+    if count == 0:
+        return "the CUDA driver reports no device"
+    try:
+        major, _ = cp.cuda.nvrtc.getVersion()
+    except Exception as error:
+        return f"the CUDA run-time compiler (NVRTC) cannot be loaded ({error})"
+    capability = int(cp.cuda.Device(0).compute_capability)
+    if major >= 13 and capability < 75:
+        return f"the GPU has compute capability {capability / 10}, and CUDA 13 needs 7.5 (pip install 'ruda[cuda12]')"
+    _FORK["pid"] = os.getpid()
+    return None
+
+
+@functools.cache
+def cupy() -> Any:
+    """Return the CuPy module, or raise NoUsableGpu with the reason."""
+    problem = gpu_problem()
+    if problem is not None:
+        raise NoUsableGpu(f"no usable GPU: {problem}; use device=Cpu(), or mend this and try again")
+    import cupy as cp
+
+    return cp
+
+
+def check_fork() -> None:
+    """Raise where a forked child would use the CUDA context of its parent, which hangs or fails obscurely."""
+    if _FORK["pid"] not in (None, os.getpid()):
+        raise RuntimeError(
+            "CUDA was initialized before this process was forked; start workers with multiprocessing.get_context('spawn')"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=cupy.cache_clear)  # the child asks again and meets check_fork
+
+
+def cuda_array_module(index: int) -> Any:
+    """Return CuPy after checking that GPU `index` exists and this process may use it."""
+    check_fork()
+    cp = cupy()
+    count = cp.cuda.runtime.getDeviceCount()
+    if not 0 <= index < count:
+        raise NoUsableGpu(f"Cuda({index}) was asked for, and this process sees {count} GPU(s): Cuda(0) to Cuda({count - 1})")
+    return cp
+
+
+def is_cupy_array(x: Any) -> bool:
+    """True for a CuPy array; never imports CuPy."""
+    module = sys.modules.get("cupy")
+    return module is not None and isinstance(x, module.ndarray)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Copy a device array to host memory (synchronizes), or return a host array as it is."""
+    return array if isinstance(array, np.ndarray) else cupy().asnumpy(array)
+
+
+def cuda_index(array: Any) -> int:
+    return int(array.device.id)
+
+
+def use_device(index: int) -> Any:
+    """A context in which CuPy allocates and launches on GPU `index`."""
+    return cupy().cuda.Device(index)
+
+
+def synchronize(index: int) -> None:
+    cupy().cuda.Device(index).synchronize()

@@ -1,0 +1,124 @@
+"""What the rooms share: turning arguments into tensors of the right dtype, and checking axes."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .. import backend
+from ..devices import Device
+from ..dtypes import FLOATING, as_dtype, promote_types, weak_result
+from ..operation import Primitive, apply
+from ..tensor import Tensor
+
+_cast = Primitive(
+    "astype", lambda xp, x, *, dtype: x.astype(dtype), half="storage", dx=lambda g, x_dtype: cast(g, x_dtype)
+)
+
+
+def cast(x: Tensor, dtype: np.dtype) -> Tensor:
+    """Return `x` in `dtype`, itself if it is that already; differentiable between floats."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype in FLOATING and dtype not in FLOATING:
+        x = x.detach()  # integers carry no gradient
+    return apply(_cast, (x,), {"dtype": dtype})
+
+
+def scalar_of(x: Any) -> Any:
+    """A Python number for Python and NumPy scalars and 0-d NumPy arrays, which all are weak; None for anything else."""
+    if isinstance(x, (bool, int, float)) and not isinstance(x, np.generic):
+        return x
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        value = x.item()
+        return value if isinstance(value, (bool, int, float)) else None
+    return None
+
+
+def full_scalar(value: Any, dtype: np.dtype, device: Device) -> Tensor:
+    """A 0-d tensor of a Python number, refusing integers that the dtype cannot hold."""
+    if isinstance(value, int) and not isinstance(value, bool) and np.dtype(dtype).kind in "iu":
+        info = np.iinfo(dtype)
+        if not info.min <= value <= info.max:
+            raise OverflowError(f"{value} does not fit {dtype}; convert the tensor first: x.astype(rt.int64)")
+    with device.guard():
+        return Tensor._wrap(device.xp.asarray(np.asarray(value, dtype)), device)
+
+
+def as_tensor(x: Any, like: Tensor | None = None, name: str = "operation") -> Tensor:
+    """Return `x` as a tensor: itself, or a NumPy array or list on the device of `like` (weak numbers take its dtype)."""
+    if isinstance(x, Tensor):
+        return x
+    value = scalar_of(x)
+    if value is not None and like is not None:
+        device = like.device
+        return full_scalar(value, weak_result(like.dtype, value, device.float_dtype, device.int_dtype), device)
+    if isinstance(x, (np.ndarray, list, tuple)) or value is not None or backend.is_cupy_array(x):
+        from ..creation import asarray
+
+        if like is not None and isinstance(x, np.ndarray) and like.device.kind != "cpu":
+            raise ValueError(f"{name}: a NumPy array cannot meet a tensor on {like.device}; rt.tensor(array, device=x.device)")
+        return asarray(x, device=None if like is None else like.device)
+    raise TypeError(f"{name}: expected a tensor or a number, got {type(x).__name__}; rt.tensor(values) makes a tensor")
+
+
+def floating(x: Any, name: str) -> Tensor:
+    """Return `x` as a tensor of a floating dtype: integers and bools become the device's default float."""
+    x = as_tensor(x, None, name)
+    return x if x.dtype in FLOATING else cast(x, x.device.float_dtype)
+
+
+def pair(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return two operands as tensors of one dtype, by the promotion table; numbers are weak; checks broadcasting."""
+    if not isinstance(x, Tensor):
+        if not isinstance(y, Tensor):
+            x = as_tensor(x, None, name)
+        else:
+            value = scalar_of(x)
+            x = as_tensor(x, y, name) if value is None or value is x else as_tensor(value, y, name)
+    if not isinstance(y, Tensor):
+        y = as_tensor(y, x, name)
+    if x.dtype is not y.dtype:
+        dtype = promote_types(x.dtype, y.dtype)
+        x, y = cast(x, dtype), cast(y, dtype)
+    if x._data.shape != y._data.shape:
+        check_broadcast(x.shape, y.shape, name)
+    return x, y
+
+
+def check_broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
+    """Raise ValueError where two shapes do not broadcast, naming the first axis that disagrees."""
+    for k, (m, n) in enumerate(zip(a[::-1], b[::-1], strict=False), 1):
+        if m != n and m != 1 and n != 1:
+            raise ValueError(
+                f"{name}: shapes {a} and {b} do not broadcast: axis -{k} is {m} and {n}; "
+                "sizes must be equal or 1 (insert axes with rt.expand_dims(x, axis=...))"
+            )
+
+
+def normalize_axis(axis: Any, ndim: int, name: str) -> int:
+    """Return a non-negative axis, or raise IndexError naming the operation and the range."""
+    try:
+        value = axis.__index__()
+    except AttributeError:
+        raise TypeError(f"{name}: axis must be an integer, got {axis!r}") from None
+    if not -ndim <= value < ndim:
+        has = f"axes {-ndim} to {ndim - 1}" if ndim else "no axes (it is 0-d)"
+        raise IndexError(f"{name}: axis {value} is out of range; the tensor has {has}")
+    return value % ndim
+
+
+def normalize_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """Return the non-negative axes that `axis` (None for all, an integer, or several) means; refuses repeats."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = axis if isinstance(axis, Iterable) else (axis,)
+    found = tuple(normalize_axis(a, ndim, name) for a in axes)
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name}: axis {tuple(axes)} names one axis twice")
+    return found
+
+
+def resolve_dtype(dtype: Any, default: np.dtype) -> np.dtype:
+    return default if dtype is None else as_dtype(dtype)

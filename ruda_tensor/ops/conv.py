@@ -1,0 +1,2 @@
+"""To be written."""
+__all__: list[str] = []

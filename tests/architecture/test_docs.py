@@ -1,0 +1,50 @@
+"""The README and the pages tell the truth: their code runs, and the files they name are there."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ruda_tensor import tensor
+
+from ._source import FOLDERS, ROOT, relative
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "cuda_src" / "README.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)")
+NAMED = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")
+
+
+def broken_references(text: str, folder: Path) -> list[str]:
+    """The relative links, and the paths in backticks, that lead to no file; `make docs` writes those below api/."""
+    links = [name for name in LINK.findall(text) if not name.startswith("api/") and not (folder / name).exists()]
+    return links + [name for name in NAMED.findall(text) if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_and_named_files_are_there(page):
+    broken = broken_references(page.read_text(encoding="utf-8"), page.parent)
+    assert not broken, f"{relative(page)} names what is not there: {', '.join(broken)}"
+
+
+def test_a_broken_reference_is_seen():
+    text = "[a](README.md) [b](gone.md#x) [c](https://example.org) `docs/index.md` `ruda_tensor/gone.py` `x/y.py`"
+    assert broken_references(text, ROOT) == ["gone.md", "ruda_tensor/gone.py"]
+
+
+def test_the_readme_s_code_runs_and_its_training_step_learns():
+    names: dict[str, Any] = {}
+    for block in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
+        exec(compile(block, "README.md", "exec"), names)
+    rng = np.random.default_rng(0)
+    model, optimizer, device, losses = names["model"], names["optimizer"], names["device"], []
+    for _ in range(200):
+        values = rng.standard_normal((16, 2)).astype(np.float32)
+        x = tensor(values, device=device)
+        y = tensor(values @ np.array([[1.5], [-2.0]], np.float32) + 0.5, device=device)
+        losses.append(float(np.square(model(x).numpy() - y.numpy()).mean()))
+        model = names["train_step"](model, optimizer, x, y, 0.05)
+    assert np.mean(losses[-5:]) < 0.01 * np.mean(losses[:5])
