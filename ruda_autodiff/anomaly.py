@@ -4,7 +4,6 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from ruda_tensor import backend
 from ruda_tensor.dtypes import HALF
 from ruda_tensor.tensor import Tensor
 
@@ -37,7 +36,7 @@ def anomaly_mode() -> Any:
 
 def _has_nan(x: Tensor) -> bool:
     data = x._data.astype("float32") if x.dtype in HALF else x._data
-    return bool(backend.to_host(x.device.xp.isnan(data).any()))
+    return bool(x.device.xp.isnan(data).any())
 
 
 def check_anomaly(node: Node, incoming: Tensor, gradient: Tensor) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
 import ruda_tensor as rt
 from ruda_tensor.dtypes import FLOAT32, HALF
 from ruda_tensor.operation import Composite, Variadic
@@ -31,13 +33,16 @@ class HigherDerivativeUnsupported(RuntimeError):
 
 
 def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: Tensor | None = None) -> Gradients:
-    """Walk from `root` with the incoming gradient `seed` (ones) and return the gradients of the leaves."""
+    """Walk from `root` with the incoming gradient `seed` (ones) and return the gradients of the leaves.
+
+    With order 2 the gradients depend on the graph, so it is kept.
+    """
     if order not in (1, 2):
         raise ValueError(f"backward: order must be 1 or 2, got {order!r}")
     assert root._node is not None
     if seed is None:
         seed = rt.ones(root.shape, dtype=root.dtype, device=root.device)
-    walk = Walk(retain_graph, order)
+    walk = Walk(retain_graph or order == 2, order)
     saved = mode.recording, mode.order
     mode.recording = order == 2
     mode.order = order
@@ -85,7 +90,14 @@ class Walk:
                 self.owned.add(node)
 
     def run(self, until: int = 0) -> None:
-        """Pop nodes until none newer than `until` waits; see the module docstring for why this order is right."""
+        """Pop nodes until none newer than `until` waits; see the module docstring for why this order is right.
+
+        NumPy is kept from warning at poles and overflows, as CuPy does not: what is inf or NaN shows in the result.
+        """
+        with np.errstate(all="ignore"):
+            self._run(until)
+
+    def _run(self, until: int) -> None:
         heap, grads, add, retain = self.heap, self.grads, self.add, self.retain
         checked = mode.anomaly
         while heap and heap[0][0] < until:

@@ -14,6 +14,11 @@ class MemoryReport:
     """Bytes that a recorded graph keeps for backward; memory shared by several nodes counts once, at its newest user.
 
     `rows` are (operation, nodes, bytes), largest first; `total` is the sum of the bytes.
+
+    >>> print(MemoryReport([("exp", 1, 4000)], 4000))
+    operation                  nodes          bytes
+    exp                            1          4,000
+    total                                     4,000
     """
 
     rows: list[tuple[str, int, int]] = field(default_factory=list)

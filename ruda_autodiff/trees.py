@@ -11,6 +11,10 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Return the same structure with `function` applied to every tensor; anything else is passed through.
 
     Objects with a method `map_tensors(function)` (modules) say themselves how.
+
+    >>> import ruda_tensor as rt
+    >>> map_tensors(lambda x: x.shape, {"a": rt.zeros((2, 3), device=rt.Cpu()), "b": [1, "text"]})
+    {'a': (2, 3), 'b': [1, 'text']}
     """
     if isinstance(tree, Tensor):
         return function(tree)
@@ -25,7 +29,12 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors of a structure in order."""
+    """Return the tensors of a structure in order.
+
+    >>> import ruda_tensor as rt
+    >>> len(tensors_of([rt.zeros(1, device=rt.Cpu()), {"a": rt.zeros(1, device=rt.Cpu())}, None]))
+    2
+    """
     found: list[Tensor] = []
 
     def note(x: Tensor) -> Tensor:

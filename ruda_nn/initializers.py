@@ -10,7 +10,14 @@ from .config import Config
 
 
 class Initializer(Config):
-    """Base of initializers: `fill(shape, fan_in, fan_out, device)` returns the values of a fresh parameter."""
+    """Base of initializers: `fill(shape, fan_in, fan_out, device)` returns the values of a fresh parameter.
+
+    >>> class Half(Initializer):
+    ...     def fill(self, shape, fan_in, fan_out, device):
+    ...         return rt.full(shape, 0.5, device=device)
+    >>> Half().fill((2,), 1, 1, rt.Cpu()).numpy()
+    array([0.5, 0.5], dtype=float32)
+    """
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
         raise TypeError(f"{type(self).__name__} does not say how to fill; use Uniform, Normal, KaimingUniform ...")

@@ -66,11 +66,11 @@ class Module:
 
         `settings` replaces plain fields of that name in every module inside, such as `training=False`.
         """
-        return _rebuild(self, function, settings, {})
+        return _rebuild(self, lambda x: function(x) if isinstance(x, Param) else x, settings, {})
 
     def map_tensors(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the module with every parameter replaced by `function(parameter)`; what nested arguments use."""
-        return self.map(function)
+        """Return the module with every tensor replaced by `function(tensor)`; what nested arguments use."""
+        return _rebuild(self, function, {}, {})
 
     # changes
     def to_dtype(self, dtype: FloatDType | Any) -> Any:
@@ -168,8 +168,8 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
 
 
 def _rebuild(value: Any, function: Callable, settings: dict[str, Any], seen: dict[tuple, Any]) -> Any:
-    if isinstance(value, Param):
-        key = (value.id, value.trainable)
+    if isinstance(value, Tensor):
+        key = (value.id, value.trainable) if isinstance(value, Param) else (id(value),)
         if key not in seen:
             seen[key] = function(value)
         return seen[key]

@@ -18,6 +18,8 @@ class _Consumed:
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # what Python itself asks of any object
         raise RuntimeError(
             "this parameter was consumed by optimizer.step, which reuses its memory for the new model; "
             "go on with the model that step returned: model = optimizer.step(lr, model, gradients), "

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import sys as _sys
 
+from . import creation, inspection, random
 from . import methods as _methods
-from . import random
 from .backend import NoUsableGpu
 from .creation import *  # noqa: F403
 from .devices import Cpu, Cuda, CudaDevice, Device, default_device, set_default_device
@@ -26,12 +26,37 @@ from .dtypes import UINT32 as uint32
 from .dtypes import UINT64 as uint64
 from .dtypes import FloatDType
 from .inspection import *  # noqa: F403
+from .ops import activation as _activation
+from .ops import arithmetic as _arithmetic
+from .ops import attention as _attention
+from .ops import bitwise as _bitwise
+from .ops import compare as _compare
+from .ops import conv as _conv
+from .ops import cross_entropy as _cross_entropy
+from .ops import dropout as _dropout
+from .ops import einsum as _einsum
+from .ops import index as _index
+from .ops import join as _join
+from .ops import loss as _loss
+from .ops import matmul as _matmul
+from .ops import norm as _norm
+from .ops import pool as _pool
+from .ops import reduce as _reduce
+from .ops import resample as _resample
+from .ops import scan as _scan
+from .ops import sets as _sets
+from .ops import shape as _shape
+from .ops import softmax as _softmax
+from .ops import sort as _sort
+from .ops import statistics as _statistics
+from .ops import transcendental as _transcendental
 from .ops.activation import *  # noqa: F403
 from .ops.arithmetic import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.bitwise import *  # noqa: F403
 from .ops.compare import *  # noqa: F403
 from .ops.conv import *  # noqa: F403
+from .ops.cross_entropy import *  # noqa: F403
 from .ops.dropout import *  # noqa: F403
 from .ops.einsum import *  # noqa: F403
 from .ops.index import *  # noqa: F403
@@ -43,11 +68,45 @@ from .ops.pool import *  # noqa: F403
 from .ops.reduce import *  # noqa: F403
 from .ops.resample import *  # noqa: F403
 from .ops.scan import *  # noqa: F403
+from .ops.sets import *  # noqa: F403
 from .ops.shape import *  # noqa: F403
 from .ops.softmax import *  # noqa: F403
 from .ops.sort import *  # noqa: F403
+from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
 from .tensor import Tensor
+
+__all__ = [
+    "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "NoUsableGpu", "Tensor", "bfloat16", "bool", "default_device",
+    "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi",
+    "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
+__all__ += creation.__all__
+__all__ += inspection.__all__
+__all__ += _activation.__all__
+__all__ += _arithmetic.__all__
+__all__ += _attention.__all__
+__all__ += _bitwise.__all__
+__all__ += _compare.__all__
+__all__ += _conv.__all__
+__all__ += _cross_entropy.__all__
+__all__ += _dropout.__all__
+__all__ += _einsum.__all__
+__all__ += _index.__all__
+__all__ += _join.__all__
+__all__ += _loss.__all__
+__all__ += _matmul.__all__
+__all__ += _norm.__all__
+__all__ += _pool.__all__
+__all__ += _reduce.__all__
+__all__ += _resample.__all__
+__all__ += _scan.__all__
+__all__ += _sets.__all__
+__all__ += _shape.__all__
+__all__ += _softmax.__all__
+__all__ += _sort.__all__
+__all__ += _statistics.__all__
+__all__ += _transcendental.__all__
 
 e, inf, nan, newaxis, pi = 2.718281828459045, float("inf"), float("nan"), None, 3.141592653589793
 __array_api_version__ = "2024.12"

@@ -1,17 +1,20 @@
 """Creating tensors: from values, from other libraries' arrays, and filled or ranged."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from . import backend
 from .devices import Cpu, Cuda, Device, resolve_device
-from .dtypes import ALL, as_dtype
-from .ops._common import cast, full_scalar, resolve_dtype, scalar_of
+from .dtypes import ALL, FLOATING, as_dtype
+from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, scalar_of
 from .tensor import Tensor
 
-__all__ = ["asarray", "full", "ones", "tensor", "zeros"]
+__all__ = [
+    "arange", "asarray", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "tensor", "zeros", "zeros_like",
+]  # fmt: skip
 
 
 def _host_array(values: Any, dtype: np.dtype | None, device: Device) -> np.ndarray:
@@ -145,3 +148,97 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     place = resolve_device(device)
     with place.guard():
         return Tensor._wrap(place.xp.ones(_shape(shape, "ones"), resolve_dtype(dtype, place.float_dtype)), place)
+
+
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor whose values are whatever the memory held.
+
+    >>> import ruda_tensor as rt
+    >>> rt.empty((2, 3), device=rt.Cpu()).shape
+    (2, 3)
+    """
+    place = resolve_device(device)
+    with place.guard():
+        return Tensor._wrap(place.xp.empty(_shape(shape, "empty"), resolve_dtype(dtype, place.float_dtype)), place)
+
+
+def _like(x: Any, dtype: Any, device: Any, name: str) -> dict[str, Any]:
+    x = as_tensor(x, None, name)
+    return {"dtype": x.dtype if dtype is None else dtype, "device": x.device if device is None else device}
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return zeros of the shape, dtype and device of `x`.
+
+    >>> import ruda_tensor as rt
+    >>> rt.zeros_like(rt.tensor([1, 2], device=rt.Cpu())).numpy()
+    array([0, 0], dtype=int32)
+    """
+    return zeros(x.shape, **_like(x, dtype, device, "zeros_like"))
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return ones of the shape, dtype and device of `x`.
+
+    >>> import ruda_tensor as rt
+    >>> rt.ones_like(rt.tensor([1, 2], device=rt.Cpu())).numpy()
+    array([1, 1], dtype=int32)
+    """
+    return ones(x.shape, **_like(x, dtype, device, "ones_like"))
+
+
+def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor of the shape, dtype and device of `x` whose values are whatever the memory held.
+
+    >>> import ruda_tensor as rt
+    >>> rt.empty_like(rt.tensor([1, 2], device=rt.Cpu())).dtype
+    dtype('int32')
+    """
+    return empty(x.shape, **_like(x, dtype, device, "empty_like"))
+
+
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor of the shape, dtype and device of `x`, filled with one number.
+
+    >>> import ruda_tensor as rt
+    >>> rt.full_like(rt.tensor([1, 2], device=rt.Cpu()), 7).numpy()
+    array([7, 7], dtype=int32)
+    """
+    return full(x.shape, fill_value, **_like(x, dtype, device, "full_like"))
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return start, start + step, ... up to but without stop (from 0 where only stop is given).
+
+    Whole numbers give the device's default integer dtype, others its float. Each value is start + i * step, formed
+    in float64 and rounded once.
+
+    >>> import ruda_tensor as rt
+    >>> rt.arange(2, 8, 3, device=rt.Cpu()).numpy()
+    array([2, 5], dtype=int32)
+    """
+    place = resolve_device(device)
+    if stop is None:
+        start, stop = 0, start
+    first, last, by = (_number(v, "arange") for v in (start, stop, step))
+    if by == 0:
+        raise ValueError("arange: the step is 0; give a positive or negative one")
+    whole = all(isinstance(v, int) for v in (first, last, by))
+    wanted = resolve_dtype(dtype, place.int_dtype if whole else place.float_dtype)
+    count = max(0, -((first - last) // by)) if whole else max(0, math.ceil((last - first) / by))
+    with place.guard():
+        if whole and wanted not in FLOATING:
+            for value in (first, first + max(0, count - 1) * by) if count else ():
+                full_scalar(value, wanted, place)  # refuses a value that the dtype cannot hold
+            kind = np.dtype("uint64") if wanted == np.dtype("uint64") else np.dtype("int64")
+            data = place.xp.arange(count, dtype=kind) * by + first if count else place.xp.empty(0, kind)
+        else:
+            data = place.xp.arange(count, dtype=np.dtype("float64")) * by + first
+        return Tensor._wrap(data.astype(wanted), place)
+
+
+def _number(value: Any, name: str) -> Any:
+    found = value.item() if isinstance(value, Tensor) and value.ndim == 0 else scalar_of(value)
+    if found is None or isinstance(found, bool):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOATING, HALF, INTEGER, weak_result
+from ..dtypes import BOOL, FLOATING, INTEGER, weak_result
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, pair, scalar_of
@@ -168,19 +168,44 @@ def signbit(x: Any, /) -> Tensor:
     return apply(_signbit, (floating(x, "signbit"),))
 
 
+_BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_MANY = 4096
+
+
 def _choose(xp: Any, condition: Any, x: Any, y: Any) -> Any:
-    if x.dtype in HALF:  # CuPy would choose in float32: move the bits instead
-        return xp.where(condition, x.view(np.uint16), y.view(np.uint16)).view(x.dtype)
-    return xp.where(condition, x, y)
+    # Bits are chosen, so that half types need no care (CuPy would choose bfloat16 in float32).
+    bits = _BITS[x.itemsize]
+    a, b = x.view(bits), y.view(bits)
+    if xp is np and condition.size >= _MANY:  # np.where guesses a branch per element: 3.5 ns each if random, this 0.4
+        out = np.bitwise_xor(a, b) * condition.view(np.int8)
+        out ^= b
+    else:
+        out = xp.where(condition, a, b)
+    return out.view(x.dtype)
 
 
 _where = Primitive(
-    "where",
-    _choose,
-    half="storage",
-    dx=lambda g, condition: where(condition, g, 0.0),
-    dy=lambda g, condition: where(condition, 0.0, g),
+    "where", _choose, half="storage", dx=lambda g, condition: keep(g, condition), dy=lambda g, condition: drop(g, condition)
 )
+_keep = Primitive(
+    "keep",
+    lambda xp, x, condition: xp.multiply(x.view(_BITS[x.itemsize]), condition.view(np.int8)).view(x.dtype),
+    half="storage",
+    dx=lambda g, condition: keep(g, condition),
+)
+
+
+def keep(x: Tensor, condition: Tensor) -> Tensor:
+    """Return `x` where the condition holds and 0 elsewhere, NaN and inf there included: bits times 0 or 1."""
+    return apply(_keep, (x, condition))
+
+
+def drop(x: Tensor, condition: Tensor) -> Tensor:
+    """Return 0 where the condition holds and `x` elsewhere."""
+    return apply(_keep, (x, apply(_not, (condition,))))
+
+
+_not = Primitive("logical_not", lambda xp, x: xp.logical_not(x))
 
 
 def where(condition: Any, x: Any, y: Any, /) -> Tensor:
@@ -198,6 +223,9 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
     condition = as_tensor(condition, operand, "where")
     if condition.dtype != BOOL:
         raise TypeError(f"where: the condition must be bool, got {condition.dtype}; write rt.where(c != 0, x, y)")
+    if isinstance(x, Tensor) and _is_zero(y, x):
+        check_broadcast(condition.shape, x.shape, "where")
+        return keep(x, condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = _number_or_tensor(x, condition)
     x, y = pair(x, y, "where")
@@ -205,6 +233,11 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
         check_broadcast(condition.shape, x.shape, "where")
         check_broadcast(condition.shape, y.shape, "where")
     return apply(_where, (condition, x, y))
+
+
+def _is_zero(y: Any, x: Tensor) -> bool:
+    """True for the number +0 next to a tensor whose dtype it would take."""
+    return (type(y) is float and y == 0.0 and math.copysign(1.0, y) > 0 and x.dtype in FLOATING) or (type(y) is int and y == 0)
 
 
 def _number_or_tensor(x: Any, like: Tensor) -> Tensor:
@@ -233,7 +266,7 @@ def where_safe(condition: Any, f: Callable[[Tensor], Tensor], x: Tensor, otherwi
 
 def _tie_share(g: Tensor, larger: Tensor, tie: Tensor) -> Tensor:
     """The gradient of one side of a maximum or minimum: all where it wins, half on a tie."""
-    return where(larger, g, where(tie, 0.5 * g, 0.0))
+    return keep(g, larger) + keep(g * 0.5, tie)
 
 
 _maximum = Primitive(
@@ -298,9 +331,9 @@ def _at_high(x: Tensor, low: Any, high: Any) -> Tensor:
 _clip = Primitive(
     "clip",
     _clip_forward,
-    dx=lambda g, x, low, high: where(_inside(x, low, high), g, 0.0),
-    dlow=lambda g, x, low, high: where(_at_low(x, low, high), g, 0.0),
-    dhigh=lambda g, x, low, high: where(_at_high(x, low, high), g, 0.0),
+    dx=lambda g, x, low, high: keep(g, _inside(x, low, high)),
+    dlow=lambda g, x, low, high: keep(g, _at_low(x, low, high)),
+    dhigh=lambda g, x, low, high: keep(g, _at_high(x, low, high)),
 )
 
 

@@ -1,2 +1,258 @@
-"""To be written."""
-__all__: list[str] = []
+"""Matrix products: one primitive in four forms, which are closed under differentiation.
+
+With x and y each transposed or not, the derivative of a product is again such a product, so no transpose is ever
+recorded or copied; BLAS takes it as a flag. Half types are multiplied in float32, or on a GPU by tensor cores that
+accumulate in float32, and rounded once.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
+from ..kernels import gemm
+from ..operation import Primitive, apply, binary
+from ..tensor import Tensor
+from ._common import as_tensor, cast, normalize_axes, normalize_axis
+from .reduce import sum as sum_
+from .shape import broadcast_shapes, expand_dims, moveaxis, permute_dims, reshape
+
+__all__ = ["linear", "matmul", "outer", "tensordot", "vecdot"]
+
+
+def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+    """x @ y of raw arrays with at least 2 axes and one dtype; half types give `dtype` (theirs, or float32)."""
+    if x.dtype in HALF:
+        if gemm.available(xp):
+            return gemm.matmul(x, y, dtype)
+        out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
+        return out.astype(x.dtype if dtype is None else dtype, copy=False)
+    if xp is np:
+        x, y = _straight(x), _straight(y)
+    if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
+        rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
+        return xp.matmul(rows, y).reshape((*x.shape[:-1], y.shape[-1]))
+    return xp.matmul(x, y)
+
+
+def _straight(a: Any) -> Any:
+    """The array, copied where BLAS cannot walk it: NumPy would take its slow loop, and round in another order."""
+    if a.ndim == 2 and a.flags.forc:
+        return a
+    strides = tuple([s // a.itemsize for s in a.strides[-2:]])
+    return a if gemm.layout(strides, a.shape[-2:]) is not None else np.ascontiguousarray(a)
+
+
+def _turned(a: Any, transposed: bool) -> Any:
+    return a.swapaxes(-1, -2) if transposed else a
+
+
+def _form(tx: bool, ty: bool) -> Primitive:
+    """The product of x and y, each transposed or not: out = a @ b gives da = g @ b.mT and db = a.mT @ g."""
+
+    def dx(g: Tensor, y: Tensor) -> Tensor:
+        return binary(FORMS[ty, True], y, g) if tx else binary(FORMS[False, not ty], g, y)
+
+    def dy(g: Tensor, x: Tensor, y_shape: tuple[int, ...]) -> Tensor:
+        if len(y_shape) == 2 and x.ndim > 2 and not tx:  # the sum over the batch is part of one large product
+            x, g = _rows(x), _rows(g)
+        return binary(FORMS[True, tx], g, x) if ty else binary(FORMS[not tx, False], x, g)
+
+    return Primitive(
+        "matmul",
+        lambda xp, x, y: product(xp, _turned(x, tx), _turned(y, ty)),
+        half="storage",
+        memory_bound=False,
+        dx=dx,
+        dy=dy,
+    )
+
+
+FORMS = {(tx, ty): _form(tx, ty) for tx in (False, True) for ty in (False, True)}
+_matmul, _transposed_first, _transposed_second = FORMS[False, False], FORMS[True, False], FORMS[False, True]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """All axes but the last merged."""
+    return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def matmul(x: Tensor, y: Tensor, /) -> Tensor:
+    """Return the matrix product `x @ y`: out[..., i, j] = sum_k x[..., i, k] y[..., k, j].
+
+    Shapes [..., m, k] and [..., k, n] give [..., m, n]; the leading axes broadcast. A 1-D `x` is a row and a 1-D `y` a
+    column whose axis is dropped from the result. Half types accumulate in float32 and round once. float32 stays full
+    float32 on a GPU (no TF32).
+
+    Errors: ValueError for a 0-d operand or contracted sizes that differ; TypeError for bools.
+
+    >>> import ruda_tensor as rt
+    >>> x = rt.tensor([[1.0, 2.0], [3.0, 4.0]], device=rt.Cpu())
+    >>> rt.matmul(x, rt.tensor([5.0, 6.0], device=rt.Cpu())).tolist()
+    [17.0, 39.0]
+    """
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        a, b = x._data, y._data
+        if a.ndim == 2 == b.ndim and a.shape[1] == b.shape[0] and a.dtype is b.dtype and a.dtype is not BOOL:
+            return binary(_matmul, x, y)
+    x, y = _operands(x, y, "matmul")
+    if x.ndim == 0 or y.ndim == 0:
+        raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: a 0-d tensor has no rows; multiply with x * y")
+    k, n = x.shape[-1], y.shape[-2 if y.ndim > 1 else -1]
+    if k != n:
+        raise ValueError(
+            f"matmul: shapes {x.shape} and {y.shape}: the last axis of x has size {k}, the contracted axis of y {n}; "
+            "they must be equal (a weight stored the other way round: x @ w.mT)"
+        )
+    row, column = x.ndim == 1, y.ndim == 1
+    x = reshape(x, (1, k)) if row else x
+    y = reshape(y, (k, 1)) if column else y
+    if x.ndim > 2 and y.ndim > 2:
+        broadcast_shapes(x.shape[:-2], y.shape[:-2], name="matmul (batch axes)")
+    out = apply(_matmul, (x, y))
+    if row or column:
+        m, n = (() if row else out.shape[-2:-1]), (() if column else out.shape[-1:])
+        out = reshape(out, (*out.shape[:-2], *m, *n))
+    return out
+
+
+def _operands(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Two tensors of one dtype that is not bool."""
+    if not isinstance(x, Tensor):
+        x = as_tensor(x, y if isinstance(y, Tensor) else None, name)
+    y = as_tensor(y, x, name)
+    if BOOL in (x.dtype, y.dtype):
+        raise TypeError(f"{name}: bools are not multiplied; convert them first: x.astype(rt.float32)")
+    dtype = promote_types(x.dtype, y.dtype)
+    return cast(x, dtype), cast(y, dtype)
+
+
+def _linear_forward(xp: Any, x: Any, w: Any, b: Any) -> Any:
+    out = product(xp, x, w, FLOAT32 if x.dtype in HALF else None)
+    out += b.astype(out.dtype, copy=False)
+    return out.astype(x.dtype, copy=False)
+
+
+_linear = Primitive(
+    "linear",
+    _linear_forward,
+    half="storage",
+    memory_bound=False,
+    dx=lambda g, w: binary(_transposed_second, g, w),
+    dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
+    db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))),
+)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor:
+    """Return the affine map `x @ weight + bias` as one operation.
+
+    Shapes: x [..., d_in], weight [d_in, d_out], bias [d_out] (or None), result [..., d_out]. The gradients are
+    g @ weight.T for x, x.T @ g over all rows at once for the weight, and the column sums of g for the bias. Half types
+    are rounded once, after the bias is added.
+
+    Errors: ValueError where the sizes do not fit.
+
+    >>> import ruda_tensor as rt
+    >>> x, w = rt.ones((2, 3), device=rt.Cpu()), rt.ones((3, 4), device=rt.Cpu())
+    >>> rt.linear(x, w, rt.ones(4, device=rt.Cpu())).tolist()[0]
+    [4.0, 4.0, 4.0, 4.0]
+    """
+    if bias is None:
+        _check_linear(x.shape, weight.shape, None)
+        return matmul(x, weight)
+    _check_linear(x.shape, weight.shape, bias.shape)
+    if not x._data.dtype is weight._data.dtype is bias._data.dtype or x._data.dtype not in FLOATING:
+        dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
+        dtype = dtype if dtype in FLOATING else x.device.float_dtype
+        x, weight, bias = cast(x, dtype), cast(weight, dtype), cast(bias, dtype)
+    if x._data.ndim == 1:
+        return reshape(apply(_linear, (reshape(x, (1, x.size)), weight, bias)), bias.shape)
+    return apply(_linear, (x, weight, bias))
+
+
+def _check_linear(x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...] | None) -> None:
+    if not x or len(w) != 2 or x[-1] != w[0] or b not in (None, w[1:]):
+        raise ValueError(
+            f"linear: x {x}, weight {w}, bias {b} do not fit; needs x [..., d_in], weight [d_in, d_out], bias [d_out] "
+            "(a weight stored as [d_out, d_in]: w.mT)"
+        )
+
+
+_vecdot = Primitive(
+    "vecdot",
+    lambda xp, x, y: xp.einsum("...i,...i->...", x, y),
+    dx=lambda g, y: expand_dims(g, axis=-1) * y,
+    dy=lambda g, x: expand_dims(g, axis=-1) * x,
+)
+
+
+def vecdot(x: Tensor, y: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Return the dot products of the vectors along `axis`: out[...] = sum_i x[..., i] y[..., i].
+
+    The other axes broadcast; `axis` counts from the end of both (-1 is the last), and its sizes must be equal.
+
+    >>> import ruda_tensor as rt
+    >>> x = rt.tensor([[1.0, 2.0], [3.0, 4.0]], device=rt.Cpu())
+    >>> rt.vecdot(x, x).tolist()
+    [5.0, 25.0]
+    """
+    x, y = _operands(x, y, "vecdot")
+    if x.ndim == 0 or y.ndim == 0:
+        raise ValueError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor holds no vector; multiply with x * y")
+    a, b = normalize_axis(axis, x.ndim, "vecdot"), normalize_axis(axis, y.ndim, "vecdot")
+    if x.shape[a] != y.shape[b]:
+        raise ValueError(f"vecdot: axis {axis} has size {x.shape[a]} in x and {y.shape[b]} in y; they must be equal")
+    x, y = (t if t_axis == t.ndim - 1 else moveaxis(t, t_axis, -1) for t, t_axis in ((x, a), (y, b)))
+    broadcast_shapes(x.shape[:-1], y.shape[:-1], name="vecdot")
+    return apply(_vecdot, (x, y))
+
+
+def tensordot(x: Tensor, y: Tensor, /, *, axes: Any = 2) -> Tensor:
+    """Return the sum of products over pairs of axes: the last `axes` of x with the first of y, or the two lists given.
+
+    The result has the remaining axes of x, then those of y.
+
+    Errors: ValueError where paired sizes differ.
+
+    >>> import ruda_tensor as rt
+    >>> x, y = rt.ones((2, 3, 4), device=rt.Cpu()), rt.ones((3, 4, 5), device=rt.Cpu())
+    >>> rt.tensordot(x, y).shape, rt.tensordot(x, y, axes=((2,), (1,))).shape
+    ((2, 5), (2, 3, 3, 5))
+    """
+    x, y = _operands(x, y, "tensordot")
+    if hasattr(axes, "__index__"):
+        n = axes.__index__()
+        if not 0 <= n <= min(x.ndim, y.ndim):
+            raise ValueError(f"tensordot: axes={n} of shapes {x.shape} and {y.shape}; needs 0 to {min(x.ndim, y.ndim)}")
+        axes = range(x.ndim - n, x.ndim), range(n)
+    first, second = (normalize_axes(a, t.ndim, "tensordot") for a, t in zip(axes, (x, y)))
+    sizes = [x.shape[a] for a in first]
+    if sizes != [y.shape[a] for a in second]:
+        raise ValueError(
+            f"tensordot: axes {first} of {x.shape} and {second} of {y.shape} have sizes {sizes} and "
+            f"{[y.shape[a] for a in second]}; pairs must be equal"
+        )
+    left = tuple([a for a in range(x.ndim) if a not in first])
+    right = tuple([a for a in range(y.ndim) if a not in second])
+    k = math.prod(sizes)
+    m, n = (tuple([t.shape[a] for a in rest]) for t, rest in ((x, left), (y, right)))
+    x = reshape(permute_dims(x, (*left, *first)), (math.prod(m), k))
+    y = reshape(permute_dims(y, (*second, *right)), (k, math.prod(n)))
+    return reshape(binary(_matmul, x, y), (*m, *n))
+
+
+def outer(x: Tensor, y: Tensor, /) -> Tensor:
+    """Return out[i, j] = x[i] y[j] of two 1-D tensors.
+
+    >>> import ruda_tensor as rt
+    >>> x = rt.tensor([1, 2], device=rt.Cpu())
+    >>> rt.outer(x, x).tolist()
+    [[1, 2], [2, 4]]
+    """
+    x, y = _operands(x, y, "outer")
+    if x.ndim != 1 or y.ndim != 1:
+        raise ValueError(f"outer: needs two 1-D tensors, got {x.shape} and {y.shape}; flatten them: rt.flatten(x)")
+    return reshape(x, (x.size, 1)) * reshape(y, (1, y.size))

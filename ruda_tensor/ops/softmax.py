@@ -1,2 +1,230 @@
-"""To be written."""
-__all__: list[str] = []
+"""softmax, log_softmax and logsumexp: exponentials of differences from the largest element, which cannot overflow.
+
+The hand-derived bodies see the tensor as rows (outer, n) or (outer, n, inner) with the reduced axis second. Under
+NumPy they run in cache-sized blocks of rows, so that memory is read and written once.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BOOL, FLOAT32, HALF
+from ..operation import Composite, Primitive, apply, call
+from ..tensor import Tensor
+from ._blocks import row_blocks
+from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
+from ._sums import total
+from .arithmetic import divide, multiply, negative, subtract
+from .reduce import max as largest
+from .reduce import spread
+from .reduce import sum as add_up
+from .shape import broadcast_to
+from .transcendental import exp, log
+
+__all__ = ["log_softmax", "logsumexp", "softmax"]
+
+
+def single(x: Tensor) -> Tensor:
+    """Return a half tensor in float32, so that an expression over several operations is rounded once, at its end."""
+    return cast(x, FLOAT32) if x.dtype in HALF else x
+
+
+def rows(xp: Any, x: Any, axis: int) -> Any:
+    """A contiguous view (outer, n) or (outer, n, inner) of an array, or of a copy of it, with `axis` second."""
+    outer, n, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+    return xp.ascontiguousarray(x).reshape((outer, n) if inner == 1 else (outer, n, inner))
+
+
+def row_dots(xp: Any, x: Any, y: Any) -> Any:
+    """The sum of x * y along the second axis, kept with size 1: BLAS dot products where NumPy has rows."""
+    if xp is np and x.ndim == 2:
+        return np.vecdot(x, y)[:, None]
+    return total(xp, x * y, (1,), True)
+
+
+def blocks(xp: Any, x: Any) -> Any:
+    return row_blocks(xp, x.shape[0], x[:1].nbytes)
+
+
+def _softmax_forward(xp: Any, x: Any, *, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    source, target = rows(xp, x, axis), rows(xp, out, axis)
+    ones = xp.ones(1, x.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):  # a row of -inf alone gives NaN; the rest underflows to 0
+        for block in blocks(xp, source) if x.size else ():
+            b, o = source[block], target[block]
+            xp.subtract(b, xp.max(b, axis=1, keepdims=True), out=o)
+            xp.exp(o, out=o)
+            scale = row_dots(xp, o, xp.broadcast_to(ones, o.shape))
+            xp.multiply(o, 1 / scale, out=o)
+    return out
+
+
+def _softmax_backward(xp: Any, g: Any, out: Any, *, needs: tuple, axis: int) -> tuple:
+    """dx = p (g - sum(g p)), from dp_i/dx_j = p_i (delta_ij - p_j)."""
+    dx = xp.empty(out.shape, out.dtype)
+    incoming, p, target = rows(xp, g, axis), rows(xp, out, axis), rows(xp, dx, axis)
+    for block in blocks(xp, p):
+        g, q, o = incoming[block], p[block], target[block]
+        xp.subtract(g, row_dots(xp, g, q), out=o)
+        xp.multiply(o, q, out=o)
+    return (dx,)
+
+
+def _softmax_expression(x: Tensor, *, axis: int) -> Tensor:
+    e = exp(_below_largest(x, axis))
+    return cast(divide(e, add_up(e, axis=axis, keepdims=True)), x.dtype)
+
+
+def _below_largest(x: Tensor, axis: int) -> Tensor:
+    """x minus its largest along the axis, in float32 or wider. The shift cancels in the result, so it is a constant."""
+    x = single(x)
+    return subtract(x, largest(x.detach(), axis=axis, keepdims=True)) if x.size else x
+
+
+_softmax = Composite("softmax", _softmax_expression, _softmax_forward, _softmax_backward, keeps="out")
+
+
+def softmax(x: Tensor, /, axis: int = -1) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along `axis`: positive numbers that sum to one.
+
+    An element of -inf gets 0, and a NaN, an inf or a row of -inf alone makes its row NaN. Half types are computed in
+    float32 and rounded once.
+
+    Errors: IndexError for an axis that the tensor does not have.
+
+    >>> import ruda_tensor as rt
+    >>> rt.softmax(rt.tensor([0.0, 1000.0, 1000.0], device=rt.Cpu())).numpy()
+    array([0. , 0.5, 0.5], dtype=float32)
+    """
+    x = floating(x, "softmax")
+    return call(_softmax, (x,), {"axis": normalize_axis(axis, x.ndim, "softmax")})
+
+
+def _log_softmax_forward(xp: Any, x: Any, *, axis: int) -> Any:
+    out = xp.empty(x.shape, x.dtype)
+    source, target = rows(xp, x, axis), rows(xp, out, axis)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for block in blocks(xp, source) if x.size else ():
+            b, o = source[block], target[block]
+            xp.subtract(b, xp.max(b, axis=1, keepdims=True), out=o)
+            xp.subtract(o, xp.log(total(xp, xp.exp(o), (1,), True)), out=o)
+    return out
+
+
+def _log_softmax_backward(xp: Any, g: Any, out: Any, *, needs: tuple, axis: int) -> tuple:
+    """dx = g - p sum(g), with p = exp(out)."""
+    dx = xp.empty(out.shape, out.dtype)
+    incoming, logs, target = rows(xp, g, axis), rows(xp, out, axis), rows(xp, dx, axis)
+    for block in blocks(xp, logs):
+        g, o = incoming[block], target[block]
+        xp.exp(logs[block], out=o)
+        xp.multiply(o, total(xp, g, (1,), True), out=o)
+        xp.subtract(g, o, out=o)
+    return (dx,)
+
+
+def _log_softmax_expression(x: Tensor, *, axis: int) -> Tensor:
+    y = _below_largest(x, axis)
+    return cast(subtract(y, log(add_up(exp(y), axis=axis, keepdims=True))), x.dtype)
+
+
+_log_softmax = Composite(
+    "log_softmax", _log_softmax_expression, _log_softmax_forward, _log_softmax_backward, keeps="out"
+)
+
+
+def log_softmax(x: Tensor, /, axis: int = -1) -> Tensor:
+    """Return x - log(sum(exp(x))) along `axis`: the logarithm of softmax, exact where softmax itself underflows.
+
+    An element of -inf stays -inf, and a NaN, an inf or a row of -inf alone makes its row NaN.
+
+    Errors: IndexError for an axis that the tensor does not have.
+
+    >>> import ruda_tensor as rt
+    >>> rt.log_softmax(rt.tensor([0.0, 1000.0], device=rt.Cpu())).numpy()
+    array([-1000.,     0.], dtype=float32)
+    """
+    x = floating(x, "log_softmax")
+    return call(_log_softmax, (x,), {"axis": normalize_axis(axis, x.ndim, "log_softmax")})
+
+
+def _share_forward(xp: Any, x: Any, whole: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        ratio = xp.exp(x - whole)
+    ratio = xp.where(x == whole, x.dtype.type(1), ratio)
+    return xp.where(whole == -math.inf, x.dtype.type(0), ratio)
+
+
+_share = Primitive(
+    "share", _share_forward, dx=lambda g, out: multiply(g, out), dwhole=lambda g, out: negative(multiply(g, out))
+)
+
+
+def share(x: Tensor, whole: Tensor) -> Tensor:
+    """exp(x - whole), the share of exp(x) in exp(whole): 0 of nothing (-inf), and 1 where both are inf."""
+    return apply(_share, (x, whole))
+
+
+def _logsumexp_forward(xp: Any, x: Any, mask: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
+    if mask is not None:
+        x = xp.where(mask, x, x.dtype.type(-math.inf))
+    if x.size == 0:
+        shape = [1 if i in axis else n for i, n in enumerate(x.shape) if keepdims or i not in axis]
+        return xp.full(shape, -math.inf, x.dtype)
+    top = xp.max(x, axis=axis, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, x.dtype.type(0))  # infinities stay themselves: inf - inf would be NaN
+    with np.errstate(over="ignore", divide="ignore"):
+        e = xp.asarray(x - top)
+        xp.exp(e, out=e)
+        out = xp.log(total(xp, e, axis, True)) + top
+    return out if keepdims else xp.squeeze(out, axis=axis)
+
+
+def _shares_forward(xp: Any, x: Any, mask: Any, whole: Any, *, axis: tuple[int, ...]) -> Any:
+    e = _share_forward(xp, x, whole)
+    infinite = x == math.inf
+    if mask is not None:
+        e, infinite = xp.where(mask, e, x.dtype.type(0)), infinite & mask
+    return e / xp.maximum(xp.sum(infinite, axis=axis, keepdims=True, dtype=x.dtype), x.dtype.type(1))
+
+
+# Each element's share of the sum of a group, which infinities divide equally and -inf or no element has none of.
+_shares = Primitive(
+    "shares", _shares_forward, dx=lambda g, out: multiply(g, out), dwhole=lambda g, out: negative(multiply(g, out))
+)
+
+
+def _logsumexp_rule(g: Tensor, x: Tensor, mask: Any, out: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    whole = spread(out, x.shape, axis, keepdims)
+    return multiply(spread(g, x.shape, axis, keepdims), apply(_shares, (x, mask, whole), {"axis": axis}))
+
+
+_logsumexp = Primitive("logsumexp", _logsumexp_forward, dx=_logsumexp_rule)
+
+
+def logsumexp(x: Tensor, /, axis: Any = None, *, keepdims: bool = False, where: Any = None) -> Tensor:
+    """Return log(sum(exp(x))) over `axis` (all by default), over the elements where the bool mask `where` is true.
+
+    The gradient is softmax(x). Over no elements, or -inf alone, the value is -inf and the gradient 0; elements of inf
+    share the gradient equally. A masked element has no effect and gradient 0, whatever it is.
+
+    Errors: TypeError where the mask is not bool, ValueError where its shape does not stretch to that of x.
+
+    >>> import ruda_tensor as rt
+    >>> rt.logsumexp(rt.tensor([1000.0, 1000.0], device=rt.Cpu())).item()
+    1000.693115234375
+    """
+    x = floating(x, "logsumexp")
+    static = {"axis": normalize_axes(axis, x.ndim, "logsumexp"), "keepdims": bool(keepdims)}
+    mask = None if where is None else _mask(x, where)
+    return cast(apply(_logsumexp, (single(x), mask), static), x.dtype)
+
+
+def _mask(x: Tensor, where: Any) -> Tensor:
+    mask = as_tensor(where, x, "logsumexp")
+    if mask.dtype != BOOL:
+        raise TypeError(f"logsumexp: where is a mask of bools, got {mask.dtype}; for example where=(x > 0.0)")
+    return broadcast_to(mask, x.shape)

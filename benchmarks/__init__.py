@@ -1,0 +1,1 @@
+"""Speed and memory next to PyTorch and autograd: `python -m benchmarks --help`."""

@@ -1,0 +1,130 @@
+"""The primitives of indexing: picking by a key or an index, and writing or adding back.
+
+Picking (`take_index`) and adding back (`accumulate_index`) are each other's adjoints, so gradients of any order stay
+in this pair. Where an element is picked more than once its gradients are added in a fixed order on every device: no
+atomics, so the same input gives the same bits.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..kernels import segments
+from ..operation import Primitive, apply
+from .shape import reshape
+
+slice_key = Primitive(
+    "getitem",
+    lambda xp, x, *, key: x[key],
+    half="storage",
+    dx=lambda g, x_shape, key: apply(unslice_key, (g,), {"key": key, "shape": x_shape}),
+)
+
+
+def _unslice_forward(xp: Any, g: Any, *, key: Any, shape: tuple[int, ...]) -> Any:
+    out = xp.zeros(shape, g.dtype)
+    out[key] = g
+    return out
+
+
+unslice_key = Primitive(
+    "unslice", _unslice_forward, half="storage", dg=lambda g, key: apply(slice_key, (g,), {"key": key})
+)
+
+
+def _assign_forward(xp: Any, x: Any, y: Any, *, key: Any) -> Any:
+    out = x.copy()
+    out[key] = y
+    return out
+
+
+assign_key = Primitive(
+    "slice_assign",
+    _assign_forward,
+    half="storage",
+    dx=lambda g, key: apply(assign_key, (g, 0), {"key": key}),
+    dy=lambda g, key: apply(slice_key, (g,), {"key": key}),
+)
+
+take_index = Primitive(
+    "take",
+    lambda xp, x, index, *, axis, distinct: x.take(index, axis),
+    half="storage",
+    dx=lambda g, index, x_shape, axis, distinct: apply(
+        accumulate_index, (g, index), {"size": x_shape[axis], "axis": axis, "distinct": distinct}
+    ),
+)
+
+
+def add_rows(xp: Any, rows: Any, index: Any, out: Any) -> Any:
+    """Add rows[i] to out[index[i]] for each i, in this order, and return `out`: (n, width), (n,), (size, width)."""
+    n, width = rows.shape
+    if not rows.size:
+        return out
+    if segments.available(xp):
+        return segments.add_rows(rows, index, out)
+    if n * width > 750 * min(n, len(out)):  # few long segments: whole rows are summed at a time
+        order = np.argsort(index, kind="stable")
+        index = index[order]
+        starts = np.flatnonzero(np.diff(index, prepend=-1)).tolist()
+        rows = rows[order]
+        for i, start, stop in zip(index[starts].tolist(), starts, [*starts[1:], n]):
+            out[i] += np.add.reduce(rows[start:stop], axis=0, dtype=rows.dtype)
+    elif width == 1:
+        np.add.at(out.reshape(-1), index, rows.reshape(-1))
+    else:  # NumPy adds elements much faster than rows
+        flat = index[:, None] * width + np.arange(width)
+        np.add.at(out.reshape(-1), flat.reshape(-1), rows.reshape(-1))
+    return out
+
+
+def _accumulate_forward(xp: Any, g: Any, index: Any, *, size: int, axis: int, distinct: bool) -> Any:
+    before, after = g.shape[:axis], g.shape[axis + index.ndim :]
+    g = g.reshape((*before, index.size, *after))
+    index = index.reshape(-1)
+    if distinct:
+        out = xp.zeros((*before, size, *after), g.dtype)
+        out[(slice(None),) * axis + (index,)] = g
+        return out
+    rows = xp.moveaxis(g, axis, 0)
+    out = xp.zeros((size, *before, *after), g.dtype)
+    width = int(np.prod(before + after))
+    add_rows(xp, rows.reshape(index.size, width), index, out.reshape(size, width))
+    return xp.moveaxis(out, 0, axis)
+
+
+accumulate_index = Primitive(
+    "accumulate",
+    _accumulate_forward,
+    dg=lambda g, index, axis, distinct: apply(take_index, (g, index), {"axis": axis, "distinct": distinct}),
+)
+
+
+def _scatter_add_forward(xp: Any, x: Any, y: Any, index: Any) -> Any:
+    out = xp.array(x, order="C")
+    add_rows(xp, y.reshape(-1, 1), index.reshape(-1), out.reshape(-1, 1))
+    return out
+
+
+scatter_add_flat = Primitive(
+    "scatter_add",
+    _scatter_add_forward,
+    dx=lambda g: g,
+    dy=lambda g, index: apply(take_index, (reshape(g, (-1,)), index), {"axis": 0, "distinct": False}),
+)
+
+
+def _put_forward(xp: Any, x: Any, y: Any, index: Any, *, axis: int) -> Any:
+    out = x.copy()
+    out[(slice(None),) * axis + (index,)] = y
+    return out
+
+
+put_index = Primitive(
+    "put",
+    _put_forward,
+    half="storage",
+    dx=lambda g, index, axis: apply(put_index, (g, 0, index), {"axis": axis}),
+    dy=lambda g, index, axis: apply(take_index, (g, index), {"axis": axis, "distinct": True}),
+)

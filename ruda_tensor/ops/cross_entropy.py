@@ -1,0 +1,229 @@
+"""Cross-entropy between logits and classes, in one pass over the logits each way.
+
+The forward keeps two numbers per row (its largest logit and its sum of exponentials), from which the backward makes
+the probabilities again: nothing of the size of the logits is kept but the logits themselves.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import FLOATING, INT64, INTEGER
+from ..operation import Composite, Primitive, apply, call
+from ..tensor import Tensor
+from ._common import as_tensor, cast, floating, normalize_axis
+from ._sums import total
+from .arithmetic import add, multiply, negative
+from .reduce import mean
+from .reduce import sum as add_up
+from .shape import reshape
+from .softmax import blocks, log_softmax, rows, single
+
+__all__ = ["cross_entropy"]
+
+
+def check_reduction(reduction: Any, name: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+# x y, but 0 where x is, whatever y: a class of probability 0 costs nothing, though its log-probability be -inf.
+_weigh = Primitive(
+    "weigh",
+    lambda xp, x, y: x * xp.where(x == 0, x.dtype.type(0), y),
+    dx=lambda g, y: multiply(g, y),
+    dy=lambda g, x: multiply(g, x),
+)
+
+
+def weigh(x: Tensor, y: Tensor) -> Tensor:
+    return apply(_weigh, (x, y))
+
+
+class _Rows:
+    """Classes and weights as the rows (n, classes, ...) of the logits need them, each kept with size 1 on that axis.
+
+    `hit` weighs -log p of the row's own class and `each` that of every class; both are 0 in ignored rows. `factor` is
+    the derivative of the reduction by each row's loss.
+    """
+
+    def __init__(
+        self, xp: Any, x: Any, targets: Any, weight: Any, ignore: int, smoothing: float, reduction: str
+    ) -> None:
+        classes = targets.reshape((x.shape[0], 1, *x.shape[2:]))
+        self.counted = classes != ignore
+        self.classes = xp.where(self.counted, classes, 0)
+        one = self.counted.astype(x.dtype)
+        own, self.weight, self.mass = one, x.dtype.type(1), x.shape[1]
+        if weight is not None:
+            weight = weight.astype(x.dtype, copy=False)
+            own = one * weight[self.classes]
+            self.weight, self.mass = weight.reshape((1, -1) + (1,) * (x.ndim - 2)), xp.sum(weight)
+        self.factor = one
+        if reduction == "mean":
+            whole = xp.sum(own)
+            self.factor = one * xp.where(whole == 0, x.dtype.type(0), 1 / xp.where(whole == 0, x.dtype.type(1), whole))
+        self.hit = own * (1 - smoothing)
+        self.each = one * (smoothing / x.shape[1]) if smoothing else None
+
+    def own(self, xp: Any, block: slice) -> tuple:
+        """The index of each row's own class in a block of rows."""
+        classes = self.classes[block]
+        sizes = enumerate(classes.shape)
+        index = [xp.arange(n).reshape([n if i == j else 1 for j in range(classes.ndim)]) for i, n in sizes]
+        index[1] = classes
+        return tuple(index)
+
+
+def _forward(
+    xp: Any, logits: Any, targets: Any, weight: Any, *, axis: int, ignore: int, smoothing: float, reduction: str
+) -> tuple:
+    """Row by row: hit (log s - z_own) + each sum(w (log s - z)), where z = x - top and s = sum(exp(z))."""
+    x = rows(xp, logits, axis)
+    row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
+    top, whole, loss = (xp.empty(row.classes.shape, x.dtype) for _ in range(3))
+    with np.errstate(invalid="ignore", over="ignore"):  # rows that hold inf or -inf alone give NaN
+        for block in blocks(xp, x):
+            top[block] = xp.max(x[block], axis=1, keepdims=True)
+            z = x[block] - top[block]
+            own = z[row.own(xp, block)]
+            weighted = None if row.each is None else total(xp, z * row.weight, (1,), True)
+            xp.exp(z, out=z)
+            whole[block] = total(xp, z, (1,), True)
+            logs = xp.log(whole[block])
+            loss[block] = row.hit[block] * (logs - own)
+            if row.each is not None:
+                loss[block] += row.each[block] * (row.mass * logs - weighted)
+        loss = xp.where(row.counted, loss, x.dtype.type(0))
+        out = loss.reshape(targets.shape) if reduction == "none" else xp.sum(loss * row.factor)
+    return out, top, whole
+
+
+def _backward(
+    xp: Any, g: Any, logits: Any, targets: Any, weight: Any, top: Any, whole: Any, *, needs: tuple, axis: int,
+    ignore: int, smoothing: float, reduction: str,
+) -> tuple:  # fmt: skip
+    """dx = g ((hit + each W) p - hit at the own class - each w), where p = exp(x - top) / s and W = sum(w)."""
+    x = rows(xp, logits, axis)
+    row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
+    g = (g.reshape(row.factor.shape) if reduction == "none" else g) * row.factor
+    hit, each = g * row.hit, None if row.each is None else g * row.each
+    pull = (hit if each is None else hit + each * row.mass) / whole
+    out = xp.empty(logits.shape, x.dtype)
+    target = rows(xp, out, axis)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for block in blocks(xp, x):
+            o = target[block]
+            xp.subtract(x[block], top[block], out=o)
+            xp.exp(o, out=o)
+            xp.multiply(o, pull[block], out=o)
+            if each is not None:
+                xp.subtract(o, each[block] * row.weight, out=o)
+            o[row.own(xp, block)] -= hit[block]
+    xp.moveaxis(target, 1, -1)[~xp.squeeze(row.counted, axis=1)] = 0  # 0 also where an ignored row holds NaN
+    return out, None, None
+
+
+def _expression(
+    logits: Tensor, targets: Tensor, weight: Tensor | None, *, axis: int, ignore: int, smoothing: float, reduction: str
+) -> Tensor:
+    """-sum(q log_softmax(x)) with constant weights q."""
+    device, x = logits.device, single(logits)
+    with device.guard():
+        xp, view = device.xp, rows(device.xp, x._data, axis)
+        row = _Rows(xp, view, targets._data, None if weight is None else weight._data, ignore, smoothing, reduction)
+        q = xp.zeros(view.shape, view.dtype)
+        if row.each is not None:
+            q += row.each * row.weight
+        q[row.own(xp, slice(None))] += row.hit
+        weights = Tensor._wrap((q * row.factor).reshape(x.shape), device)
+    losses = negative(add_up(weigh(weights, log_softmax(x, axis)), axis=axis))
+    return cast(losses if reduction == "none" else add_up(losses), logits.dtype)
+
+
+_cross_entropy = Composite("cross_entropy", _expression, _forward, _backward, keeps="logits targets weight")
+
+
+def _from_probabilities(
+    logits: Tensor, targets: Tensor, weight: Tensor | None, axis: int, smoothing: float, reduction: str
+) -> Tensor:
+    x, q = single(logits), single(targets)
+    if smoothing:
+        q = add(multiply(q, 1 - smoothing), smoothing / x.shape[axis])
+    if weight is not None:
+        q = multiply(q, reshape(single(weight), (-1,) + (1,) * (x.ndim - 1 - axis)))
+    losses = negative(add_up(weigh(cast(q, x.dtype), log_softmax(x, axis)), axis=axis))
+    reduce = {"mean": mean, "sum": add_up}.get(reduction)
+    return cast(losses if reduce is None else reduce(losses), logits.dtype)
+
+
+def cross_entropy(
+    logits: Tensor, targets: Any, /, *, axis: int = -1, weight: Any = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """Return the cross-entropy -log softmax(logits)[target] between logits, with the classes along `axis`, and targets.
+
+    `targets` are class ids (integers, of the shape of the logits without `axis`), or probabilities (floats, of the
+    shape of the logits, differentiable too). With label smoothing s over C classes and class weights w, a row of
+    class t costs (1 - s) w[t] (-log p[t]) + s/C sum_c w[c] (-log p[c]). Rows whose id is `ignore_index` cost 0 and
+    get zero gradient; the class of that number, if there is one, still competes in the softmax.
+
+    "mean" divides by the weights w[t] of the rows that count (by the number of rows for probabilities), and is 0,
+    with zero gradient, where nothing counts. Logits may be large, and -inf for impossible classes. The weights are
+    constants.
+
+    Errors: ValueError for shapes that do not belong together, IndexError for an id that is no class (reading the ids
+    waits for a GPU), TypeError for bool targets.
+
+    Source: Szegedy et al., Rethinking the Inception Architecture (2016), section 7, for label smoothing.
+
+    >>> import ruda_tensor as rt
+    >>> logits = rt.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], device=rt.Cpu())
+    >>> rt.cross_entropy(logits, rt.tensor([0, 1], device=rt.Cpu()), reduction="none").numpy().round(4)
+    array([0.4076, 0.0949], dtype=float32)
+    """
+    logits = floating(logits, "cross_entropy")
+    targets = as_tensor(targets, logits, "cross_entropy")
+    axis = normalize_axis(axis, logits.ndim, "cross_entropy")
+    check_reduction(reduction, "cross_entropy")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+    classes = logits.shape[axis]
+    if weight is not None:
+        weight = as_tensor(weight, logits, "cross_entropy").detach()
+        if weight.shape != (classes,):
+            raise ValueError(f"cross_entropy: weight must have the shape ({classes},), one per class, got {weight.shape}")
+        weight = cast(weight, logits.dtype)
+    if targets.dtype in FLOATING:
+        if targets.shape != logits.shape:
+            raise ValueError(
+                f"cross_entropy: probabilities must have the shape {logits.shape} of the logits, got {targets.shape}; "
+                "class ids must be integers: targets.astype(rt.int64)"
+            )
+        return _from_probabilities(logits, targets, weight, axis, label_smoothing, reduction)
+    ids = _checked_ids(logits, targets, axis, ignore_index)
+    static = {"axis": axis, "ignore": ignore_index, "smoothing": float(label_smoothing), "reduction": reduction}
+    return call(_cross_entropy, (logits, ids, weight), static)
+
+
+def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> Tensor:
+    """The class ids as int64, after checking their dtype, shape and range."""
+    expected, classes = logits.shape[:axis] + logits.shape[axis + 1 :], logits.shape[axis]
+    if targets.dtype not in INTEGER:
+        raise TypeError(f"cross_entropy: targets must be integer class ids or float probabilities, got {targets.dtype}")
+    if targets.shape != expected:
+        raise ValueError(
+            f"cross_entropy: logits {logits.shape} with classes along axis {axis} need class ids of shape {expected}, "
+            f"got {targets.shape}; say where the classes are: rt.cross_entropy(logits, targets, axis=1)"
+        )
+    ids = cast(targets, INT64)
+    with ids.device.guard():
+        t = ids._data
+        wrong = (t != ignore) & ((t < 0) | (t >= classes))
+        if wrong.any():
+            raise IndexError(
+                f"cross_entropy: the target {int(t[wrong][0])} is no class: the ids of {classes} classes are "
+                f"0 to {classes - 1}, and ignore_index={ignore} marks rows to leave out"
+            )
+    return ids

@@ -1,0 +1,52 @@
+"""The benchmarks run, and their arithmetic is right; how fast things are is not a test."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Times, interleave
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+
+
+def test_a_ratio_is_taken_within_rounds_where_drift_cancels():
+    times = Times({"a": [1.0, 10.0, 100.0], "b": [2.0, 20.0, 200.0]})
+    assert times.ratio("a", "b") == (0.5, 0.5, 0.5) and times.median("b") == 20.0
+
+
+def test_candidates_take_turns_in_alternating_order():
+    calls: list[str] = []
+    times = interleave({n: lambda n=n: (calls.append(n), time.sleep(0.002)) for n in "ab"}, lambda: None, 4, slot=0.0)
+    timed = "".join(calls[8:])  # after three warm calls and one for the calibration of each
+    assert timed == "aabb" + "bbaa" + "aabb" + "bbaa"
+    assert all(len(s) == 4 and min(s) >= 0.002 for s in times.seconds.values())
+
+
+def test_sections_can_be_chosen_and_figures_written(tmp_path):
+    done = bench("step", "memory", "--rounds", 2, "--slot", 0.001, "--json", tmp_path / "x.json")
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "x.json").read_text())["cases"]
+    assert set(cases) == {"linear", "memory"}
+    assert cases["linear"]["lines"][0]["candidate"] == "ruda" and cases["linear"]["lines"][0]["seconds"] > 0
+    assert cases["memory"]["left"] < 0.01 * cases["memory"]["kept"]
+
+
+def test_an_unknown_section_is_refused_by_name():
+    done = bench("speed")
+    assert done.returncode == 2 and "speed" in done.stderr and "overhead" in done.stderr
+
+
+@pytest.mark.gpu
+def test_the_same_script_runs_on_a_gpu():
+    done = bench("overhead", "--device", "cuda", "--rounds", 2, "--slot", 0.001)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,69 @@
+"""The promotion table against the array API standard's, and the rules for scalars."""
+from __future__ import annotations
+
+import itertools
+
+import array_api_strict as strict
+import numpy as np
+import pytest
+
+import ruda_tensor as rt
+from ruda_tensor.dtypes import ALL, BY_NAME, FLOATING, HALF, TABLE, as_dtype, promote_types
+
+CPU = rt.Cpu()
+STANDARD = [name for name in BY_NAME if name not in ("float16", "bfloat16")]
+
+
+@pytest.mark.parametrize("a, b", list(itertools.combinations_with_replacement(STANDARD, 2)))
+def test_table_agrees_with_the_standard_where_it_speaks(a, b):
+    try:
+        expected = str(strict.result_type(getattr(strict, a), getattr(strict, b)))
+    except TypeError:
+        return  # the standard leaves mixed kinds open
+    assert str(promote_types(BY_NAME[a], BY_NAME[b])) == expected.rsplit(".", 1)[-1]
+
+
+def test_table_is_symmetric_and_associative_over_floats():
+    assert all(TABLE[a, b] == TABLE[b, a] for a in ALL for b in ALL)
+    assert promote_types(rt.float16, rt.bfloat16) == rt.float32
+    for half in HALF:
+        assert promote_types(half, rt.int64) == half and promote_types(half, rt.float64) == rt.float64
+    with pytest.raises(TypeError, match="uint64"):
+        promote_types(rt.uint64, rt.int8)
+
+
+@pytest.mark.parametrize("dtype", sorted(map(str, ALL)))
+@pytest.mark.parametrize("scalar", [True, 2, 2.5, np.float64(2.5), np.int64(2), np.array(2.5), np.float32(0.5)])
+def test_DTYPE_06_scalars_are_weak(dtype, scalar, device):
+    d = BY_NAME[dtype]
+    x = rt.ones((2,), dtype=d, device=device)
+    value = scalar.item() if isinstance(scalar, (np.generic, np.ndarray)) else scalar
+    if d in FLOATING:
+        expected = d
+    elif isinstance(value, float):
+        expected = rt.float32
+    elif d == rt.bool and not isinstance(value, bool):
+        expected = rt.int32
+    else:
+        expected = d
+    if d == rt.bool and isinstance(value, bool):
+        return  # adding bools is nothing the standard defines
+    assert (x * scalar).dtype == expected and (scalar * x).dtype == expected
+    zero_d = rt.ones((), dtype=d, device=device)
+    assert (zero_d * scalar).dtype == expected
+
+
+def test_integer_scalars_that_do_not_fit_are_refused():
+    with pytest.raises(OverflowError, match="int8"):
+        rt.ones(2, dtype=rt.int8, device=CPU) + 1000
+
+
+@pytest.mark.parametrize("spelling", ["float32", np.float32, np.dtype("float32"), np.dtype(">f4"), rt.FloatDType.F32, float])
+def test_spellings_of_a_dtype(spelling):
+    assert as_dtype(spelling) is rt.float32
+
+
+@pytest.mark.parametrize("wrong", ["float", "complex64", np.complex128, "S3", object, complex, 7])
+def test_unknown_dtypes(wrong):
+    with pytest.raises(TypeError, match="supported"):
+        as_dtype(wrong)
