@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn import datasets
 
 import ruda_tensor as rt
 
@@ -26,9 +27,7 @@ class Digits:
 
 def load_digits(device: rt.Device) -> Digits:
     """Read the digits and put them on `device`: 1440 to train on, 357 to test with."""
-    from sklearn.datasets import load_digits as read
-
-    data: Any = read()
+    data: Any = datasets.load_digits()
     images = np.pad(data.images.astype(np.float32) / 16.0, ((0, 0), (1, 1), (1, 1)))
     classes = data.target.astype(np.int64)
     order = rt.random.permutation(len(images), seed=1998, device=rt.Cpu()).numpy()  # not the run's seed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 TRAIN, TEST, WRONG, INK = "#8a8f98", "#1f5fbf", "#c0392b", "#30343b"
 
@@ -15,7 +15,7 @@ TRAIN, TEST, WRONG, INK = "#8a8f98", "#1f5fbf", "#c0392b", "#30343b"
 def _axes(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("epoch", color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color="#e4e6ea", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
@@ -32,6 +32,7 @@ def draw_curves(history: dict[str, list[float]], goal: float, path: Path) -> Non
         axes.plot(epochs, history[f"test_{name}"], color=TEST, marker=marker, label="test")
     _axes(left, "Cross-entropy (nats)")
     left.set_yscale("log")
+    left.yaxis.set_major_formatter(ScalarFormatter())
     left.legend(frameon=False, labelcolor=INK)
     _axes(right, f"Accuracy: {history['test_accuracy'][-1]:.2%} on the test digits")
     right.axhline(goal, color=INK, linewidth=0.8, linestyle=":")
@@ -39,25 +40,29 @@ def draw_curves(history: dict[str, list[float]], goal: float, path: Path) -> Non
                    color=INK, fontsize=9)
     lowest = min(history["test_accuracy"] + history["accuracy"])
     right.set_ylim(max(0.0, min(lowest, goal) - 0.02) if lowest > 0.8 else 0.8, 1.002)
+    right.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     figure.savefig(path, dpi=130)
 
 
 def draw_misclassified(images: np.ndarray, truth: np.ndarray, probabilities: np.ndarray, path: Path) -> None:
-    """Every test digit that the model gets wrong, the surest mistakes first: [n, 64], [n], [n, 10]."""
+    """The test digits that the model gets wrong, up to 40, the surest mistakes first: [n, 64], [n], [n, 10]."""
     predicted = probabilities.argmax(axis=1)
     wrong = np.flatnonzero(predicted != truth)
-    wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")]
+    title = f"{len(wrong)} of {len(truth)} test digits are misclassified" + ("; the surest 40" if len(wrong) > 40 else "")
+    wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
     columns = min(max(len(wrong), 3), 8)
     rows = max(1, math.ceil(len(wrong) / columns))
-    figure = Figure(figsize=(1.5 * columns + 0.3, 1.95 * rows + 0.7), layout="constrained")
-    figure.suptitle(f"{len(wrong)} of {len(truth)} test digits are misclassified", fontsize=12, color=INK)
+    figure = Figure(figsize=(1.45 * columns + 0.2, 1.85 * rows + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize=12, color=INK)
     for k, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.axis("off")
         if k >= len(wrong):
+            axes.axis("off")
             continue
         i = wrong[k]
         axes.imshow(images[i].reshape(8, 8), cmap="gray_r", vmin=0.0, vmax=1.0)
-        axes.set_title(f"predicted {predicted[i]} ({probabilities[i, predicted[i]]:.0%})\ntrue {truth[i]} "
-                       f"({probabilities[i, truth[i]]:.0%})", fontsize=9, color=WRONG)
+        axes.set_title(f"predicted {predicted[i]} ({probabilities[i, predicted[i]]:.0%})", fontsize=9, color=WRONG)
+        axes.set_xlabel(f"true {truth[i]} ({probabilities[i, truth[i]]:.0%})", fontsize=9, color=INK)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("#d4d7dc")
     figure.savefig(path, dpi=130)

@@ -7,8 +7,10 @@ from .linear import Linear, LinearConfig
 from .losses import CrossEntropyLoss, CrossEntropyLossConfig
 from .module import Module
 from .param import Param
+from .records import RecordMismatch
 
 __all__ = [
     "Config", "Constant", "CrossEntropyLoss", "CrossEntropyLossConfig", "Initializer", "KaimingNormal",
-    "KaimingUniform", "Linear", "LinearConfig", "Module", "Normal", "Param", "Uniform", "XavierUniform",
+    "KaimingUniform", "Linear", "LinearConfig", "Module", "Normal", "Param", "RecordMismatch",
+    "Uniform", "XavierUniform",
 ]  # fmt: skip

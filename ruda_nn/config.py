@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any, dataclass_transform
 
@@ -35,5 +37,28 @@ class Config:
             raise ValueError(f"{type(self).__name__}: {field}={value!r} is not allowed; give {allowed}")
 
     def describe(self) -> dict[str, Any]:
-        """The settings as plain data, for records: what a restore is compared with."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        """Return the settings as plain data, for records: what a restore is compared with."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as what a record can hold, the same for settings that mean the same."""
+    if isinstance(value, Config):
+        return {"config": type(value).__name__, **value.describe()}
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(v) for v in value)
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a setting is a finite real number (True and False are not)."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a setting is an integer (True and False are not)."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

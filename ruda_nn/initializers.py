@@ -6,7 +6,7 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from .config import Config
+from .config import Config, is_number
 
 
 class Initializer(Config):
@@ -33,6 +33,7 @@ class Constant(Initializer):
     value: float
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.value), "value", "a finite number")
         return rt.full(shape, float(self.value), device=device)
 
 
@@ -47,6 +48,8 @@ class Uniform(Initializer):
     high: float
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.low), "low", "a finite number")
+        self.require(is_number(self.high) and self.low < self.high, "high", "a finite number > low")
         return rt.random.uniform(shape, low=self.low, high=self.high, device=device)
 
 
@@ -61,6 +64,8 @@ class Normal(Initializer):
     std: float = 1.0
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.mean), "mean", "a finite number")
+        self.require(is_number(self.std) and self.std >= 0.0, "std", "a number >= 0")
         return rt.random.normal(shape, mean=self.mean, std=self.std, device=device)
 
 
@@ -77,6 +82,7 @@ class KaimingUniform(Initializer):
     fan_out_only: bool = False
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
         fan = fan_out if self.fan_out_only else fan_in
         bound = math.sqrt(3.0) * self.gain / math.sqrt(fan)
         return rt.random.uniform(shape, low=-bound, high=bound, device=device)
@@ -93,6 +99,7 @@ class KaimingNormal(Initializer):
     fan_out_only: bool = False
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
         fan = fan_out if self.fan_out_only else fan_in
         return rt.random.normal(shape, std=self.gain / math.sqrt(fan), device=device)
 
@@ -107,5 +114,6 @@ class XavierUniform(Initializer):
     gain: float = 1.0
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
         bound = self.gain * math.sqrt(6.0 / (fan_in + fan_out))
         return rt.random.uniform(shape, low=-bound, high=bound, device=device)

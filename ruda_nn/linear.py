@@ -7,7 +7,7 @@ import ruda_tensor as rt
 from ruda_autodiff import Autodiff
 from ruda_tensor.devices import resolve_device
 
-from .config import Config
+from .config import Config, is_whole
 from .initializers import Initializer, KaimingUniform
 from .module import Module
 from .param import Param
@@ -43,8 +43,8 @@ class LinearConfig(Config):
     def init(self, device: Any = None) -> Linear:
         """Return the layer on a device; on a recording device its parameters are tracked."""
         for field in ("d_in", "d_out"):
-            value = getattr(self, field)
-            self.require(isinstance(value, int) and not isinstance(value, bool) and value > 0, field, "an integer >= 1")
+            self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
+        self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
         fill = (self.initializer or KaimingUniform()).fill
         place, target = resolve_device(device), device if isinstance(device, Autodiff) else resolve_device(device)
         weight = Param(fill((self.d_in, self.d_out), self.d_in, self.d_out, place), device=target)

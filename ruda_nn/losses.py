@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ruda_tensor as rt
 
-from .config import Config
+from .config import Config, is_number, is_whole
 from .module import Module
 
 
@@ -21,7 +21,11 @@ class CrossEntropyLoss(Module):
 
     def forward(self, logits: rt.Tensor, targets: rt.Tensor) -> rt.Tensor:
         return rt.cross_entropy(
-            logits, targets, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, reduction=self.reduction
+            logits,
+            targets,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction=self.reduction,
         )
 
 
@@ -38,6 +42,8 @@ class CrossEntropyLossConfig(Config):
 
     def init(self) -> CrossEntropyLoss:
         """Return the loss."""
-        self.require(0.0 <= self.label_smoothing <= 1.0, "label_smoothing", "a number in [0, 1]")
+        self.require(is_whole(self.ignore_index), "ignore_index", "an integer")
+        smoothing = self.label_smoothing
+        self.require(is_number(smoothing) and 0.0 <= smoothing <= 1.0, "label_smoothing", "a number in [0, 1]")
         self.require(self.reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'")
         return CrossEntropyLoss(self.ignore_index, self.label_smoothing, self.reduction)

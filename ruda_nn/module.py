@@ -5,12 +5,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, dataclass_transform
 
+import ruda_tensor as rt
 from ruda_autodiff import Autodiff
 from ruda_tensor.devices import resolve_device
 from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
 from ruda_tensor.tensor import Tensor
 
 from .param import Param
+from .records import pack_params, restore_params
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -31,7 +33,14 @@ class Module:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            if isinstance(value, (Module, Param)):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is a value of the class, which all its instances would share; declare the "
+                    f"field ({name}: {type(value).__name__}) and give each its own: {cls.__name__}({name}=...)"
+                )
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.__setattr__ = cls.__delattr__ = _frozen  # type: ignore[assignment, method-assign]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} has no forward; define one: def forward(self, x): ...")
@@ -41,7 +50,7 @@ class Module:
 
     # the walker
     def named_params(self) -> list[tuple[str, Param]]:
-        """Return (path, parameter) for every place that holds one, in declaration order; tied ones come up each time."""
+        """Return (path, parameter) for every place that holds one, in declaration order; tied ones come each time."""
         return list(_walk(self, ""))
 
     def visit(self, function: Callable[[str, Param], Any]) -> None:
@@ -54,47 +63,64 @@ class Module:
         return [path for path, _ in self.named_params()]
 
     def params(self) -> list[Param]:
-        """Return each distinct parameter once, in declaration order."""
-        return list({(p.id, p.trainable): p for _, p in reversed(self.named_params())}.values())[::-1]
+        """Return each distinct parameter once, where it first comes up in declaration order."""
+        distinct: dict[tuple[str, bool], Param] = {}
+        for _, p in _walk(self, ""):
+            distinct.setdefault((p.id, p.trainable), p)
+        return list(distinct.values())
 
     def num_params(self) -> int:
         """Return the number of numbers in the distinct parameters."""
-        return sum(p.size for p in self.params())
+        return sum({p.id: p.size for p in self.params()}.values())
 
     def map(self, function: Callable[[Param], Any], **settings: Any) -> Any:
         """Return the module with every parameter replaced by `function(parameter)`; ties stay ties.
 
         `settings` replaces plain fields of that name in every module inside, such as `training=False`.
         """
-        return _rebuild(self, lambda x: function(x) if isinstance(x, Param) else x, settings, {})
+        return _Rebuild(function, settings).of(self)
 
     def map_tensors(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the module with every tensor replaced by `function(tensor)`; what nested arguments use."""
-        return _rebuild(self, function, {}, {})
+        """Return the module with every parameter replaced by `function(parameter)`; what nested arguments use."""
+        return self.map(function)
 
     # changes
     def to_dtype(self, dtype: FloatDType | Any) -> Any:
-        """Return the module with its floating parameters stored in `dtype`: new leaves, the same ids, ties and flags."""
+        """Return the module with its floats stored in `dtype`: new leaves with the same ids, ties and flags."""
         wanted = as_dtype(dtype)
         if wanted not in FLOATING:
             raise TypeError(f"to_dtype: {wanted} is not a float; give FloatDType.F16, BF16, F32 or F64")
-        return self.map(lambda p: p.like(p._data.astype(wanted) if p.dtype in FLOATING else p._data))
+        return self.map(lambda p: p.like(rt.astype(p.detach(), wanted)._data if p.dtype in FLOATING else p._data))
 
     def to_device(self, device: Any) -> Any:
-        """Return the module on a device, with the same ids, ties and flags; parameters are leaves there."""
-        place = resolve_device(device)
-        return self.map(lambda p: p.like(p.detach().to_device(place)._data, device=place))
+        """Return the module on a device, with the same ids, ties and flags; parameters are leaves there.
+
+        Tensors in plain fields move too.
+        """
+        return self._moved(resolve_device(device))
 
     def fork(self, device: Any) -> Any:
-        """Return the module with new leaves on a device; on a recording device they are tracked, else as they were."""
-        place, record = resolve_device(device), isinstance(device, Autodiff)
-        return self.map(
-            lambda p: p.like(p.detach().to_device(place)._data, device=place, tracked=record or p.is_require_grad())
-        )
+        """Return the module with new leaves on a device.
+
+        On a recording device, trainable parameters are tracked under its strategy; on a plain one, as they were.
+        """
+        place = resolve_device(device)
+        if not isinstance(device, Autodiff):
+            return self._moved(place)
+        return self._moved(place, tracked=True, strategy=device.checkpointing)
+
+    def _moved(self, place: Any, **changes: Any) -> Any:
+        def move(x: Tensor) -> Any:
+            return x.detach().to_device(place)._data
+
+        return _Rebuild(lambda p: p.like(move(p), device=place, **changes), {}, lambda x: x.to_device(place)).of(self)
 
     def no_grad(self) -> Any:
-        """Return the module with every parameter frozen: no gradient and no update, training mode as it was."""
-        return self.map(lambda p: p.like(p._data, trainable=False))
+        """Return the module with every parameter frozen: no gradient and no update, training mode as it was.
+
+        The way back is `module.map(lambda p: p.require_grad())`.
+        """
+        return self.map(lambda p: p.set_require_grad(False))
 
     def valid(self) -> Any:
         """Return the same weights untracked and in inference mode."""
@@ -111,44 +137,62 @@ class Module:
     # records
     def to_record(self) -> dict[str, Any]:
         """Return paths, ids, flags and host copies of the values, as plain data; each distinct parameter once."""
-        stored: dict[tuple, dict[str, Any]] = {}
-        places: dict[str, list] = {}
-        for path, p in self.named_params():
-            key = (p.id, p.trainable)
-            if key not in stored:
-                stored[key] = {"id": p.id, "trainable": p.trainable, "value": p.numpy()}
-            places[path] = [p.id, p.trainable]
-        return {"places": places, "params": list(stored.values())}
+        return pack_params(self)
 
     def load_record(self, record: dict[str, Any], *, keep_dtype: bool = True) -> Any:
         """Return the module with the recorded ids and values on its own devices; tracking follows this module.
 
         `keep_dtype` casts the values to this module's dtypes; otherwise the recorded dtypes are taken.
-        Errors: ValueError with a two-sided report where paths, shapes or frozen flags differ.
+        Errors: RecordMismatch with a two-sided report where paths, shapes, ties or frozen flags differ.
         """
-        from .records import restore_params
-
         return restore_params(self, record, keep_dtype)
 
     def summary(self) -> str:
-        """Return a table of path, shape, dtype, parameters and bytes."""
-        rows = [(path, str(tuple(p.shape)), str(p.dtype), f"{p.size:,}", f"{p.nbytes:,}") for path, p in self.named_params()]
-        head = ("path", "shape", "dtype", "params", "bytes")
-        rows = [head, *rows, ("total", "", "", f"{self.num_params():,}", f"{sum(p.nbytes for p in self.params()):,}")]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        """Return a table of path, shape, dtype, parameters and bytes; tied and frozen ones say so."""
+        rows, first = [("path", "shape", "dtype", "params", "bytes", "")], {}
+        for path, p in self.named_params():
+            same = first.setdefault(p.id, path)
+            note = ("" if same == path else f"tied to {same} ") + ("" if p.trainable else "frozen")
+            rows.append((path, str(tuple(p.shape)), str(p.dtype), f"{p.size:,}", f"{p.nbytes:,}", note))
+        distinct = {p.id: p.nbytes for p in self.params()}
+        rows.append(("total", "", "", f"{self.num_params():,}", f"{sum(distinct.values()):,}", ""))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
 
     def __repr__(self) -> str:
-        lines = [f"  {name}={_show(value)}," for name, value in vars(self).items()]
+        lines = [f"  {name}={_show(value)}," for name, value in _fields(self)]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"]) if lines else f"{type(self).__name__}()"
 
 
+def _frozen(self: Module, name: str, value: Any = None) -> None:
+    kind = type(self).__name__
+    known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+    if name in known:
+        advice = f"make a changed one: model = dataclasses.replace(model, {name}=...), or model.map(function)"
+    else:
+        advice = f"its fields are {', '.join(known) or 'none'}; declare another in the class: {name}: Linear"
+    raise dataclasses.FrozenInstanceError(f"{kind} is not changed in place (here: {kind}.{name}); {advice}")
+
+
+def _fields(module: Any) -> list[tuple[str, Any]]:
+    """The declared fields of a module, in order; what functools.cached_property and the like keep there is left out."""
+    values = vars(module)
+    return [(name, values[name]) for name in type(module).__dataclass_fields__ if name in values]
+
+
 def _show(value: Any) -> str:
+    """A field for `repr`, on lines that the caller indents by two."""
     if isinstance(value, Param):
-        return f"Param({value.id}, consumed)" if value.is_consumed() else f"Param{tuple(value.shape)} {value.dtype}"
-    if isinstance(value, list) and value and isinstance(value[0], Module):
-        return "[\n" + "".join("    " + repr(v).replace("\n", "\n    ") + ",\n" for v in value) + "  ]"
-    return repr(value).replace("\n", "\n  ")
+        if value.is_consumed():
+            return f"Param({value.id}, consumed)"
+        return f"Param{tuple(value.shape)} {value.dtype}{'' if value.trainable else ' frozen'}"
+    if isinstance(value, dict) and value:
+        parts, ends = [f"{name!r}: {_show(v)}" for name, v in value.items()], "{}"
+    elif type(value) in (list, tuple) and any(isinstance(v, (Module, Param, list, dict)) for v in value):
+        parts, ends = [_show(v) for v in value], "[]" if isinstance(value, list) else "()"
+    else:
+        return repr(value).replace("\n", "\n  ")
+    return "\n    ".join([ends[0], *[part.replace("\n", "\n  ") + "," for part in parts]]) + f"\n  {ends[1]}"
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
@@ -156,33 +200,47 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
         yield path, value
         return
     if isinstance(value, Module):
-        items: Any = vars(value).items()
+        items: Any = _fields(value)
     elif isinstance(value, dict):
         items = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
+    elif isinstance(value, (set, frozenset)) and any(isinstance(v, (Param, Module)) for v in value):
+        raise TypeError(f"{path}: a set has no order, so its parameters have no paths; use a list or a dict")
     else:
         return
     for name, inner in items:
         yield from _walk(inner, f"{path}.{name}" if path else str(name))
 
 
-def _rebuild(value: Any, function: Callable, settings: dict[str, Any], seen: dict[tuple, Any]) -> Any:
-    if isinstance(value, Tensor):
-        key = (value.id, value.trainable) if isinstance(value, Param) else (id(value),)
-        if key not in seen:
-            seen[key] = function(value)
-        return seen[key]
-    if isinstance(value, Module):
-        out = object.__new__(type(value))
-        for name, inner in vars(value).items():
-            changed = settings[name] if name in settings else _rebuild(inner, function, settings, seen)
-            object.__setattr__(out, name, changed)
-        return out
-    if isinstance(value, dict):
-        return {name: _rebuild(inner, function, settings, seen) for name, inner in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_rebuild(inner, function, settings, seen) for inner in value])
-    if isinstance(value, (list, tuple)):
-        return type(value)(_rebuild(inner, function, settings, seen) for inner in value)
-    return value
+class _Rebuild:
+    """One walk that makes a new structure: `function` of each distinct parameter, `other` of each plain tensor."""
+
+    def __init__(self, function: Callable, settings: dict[str, Any], other: Callable = lambda x: x) -> None:
+        self.function, self.settings, self.other = function, settings, other
+        self.seen: dict[tuple[str, bool], tuple[Param, Any]] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.param(value) if isinstance(value, Param) else self.other(value)
+        if isinstance(value, Module):
+            out = object.__new__(type(value))
+            for name, inner in _fields(value):
+                vars(out)[name] = self.settings[name] if name in self.settings else self.of(inner)
+            return out
+        if isinstance(value, dict):
+            return {name: self.of(inner) for name, inner in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*[self.of(inner) for inner in value])
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.of(inner) for inner in value)
+        return value
+
+    def param(self, p: Param) -> Any:
+        key = (p.id, p.trainable)
+        if key not in self.seen:
+            self.seen[key] = p, self.function(p)
+        first, made = self.seen[key]
+        if first is not p and first.shape != p.shape:
+            raise ValueError(f"two parameters with the id {p.id} are tied and have shapes {first.shape} and {p.shape}")
+        return made

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, NoReturn
 
 from ruda_autodiff import Autodiff
 from ruda_autodiff.device import STRATEGIES
 from ruda_autodiff.tape import make_leaf
+from ruda_tensor.backend import to_host
 from ruda_tensor.devices import resolve_device
 from ruda_tensor.dtypes import is_floating
 from ruda_tensor.tensor import Tensor
@@ -17,14 +18,20 @@ class _Consumed:
 
     __slots__ = ()
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            "this parameter was consumed by optimizer.step, which reuses its memory for the new model; "
+            "go on with the model that step returned: model = optimizer.step(lr, model, gradients). "
+            "To keep the old one, take model.clone() before the step; a loss of it needs its backward before the step"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)  # what Python itself asks of any object
-        raise RuntimeError(
-            "this parameter was consumed by optimizer.step, which reuses its memory for the new model; "
-            "go on with the model that step returned: model = optimizer.step(lr, model, gradients), "
-            "or keep the old one with model.clone() before the step"
-        )
+        self._refuse()
+
+    # NumPy would wrap an unknown object instead of asking it for anything.
+    __array__ = __array_ufunc__ = __array_function__ = __len__ = __getitem__ = _refuse
 
 
 CONSUMED = _Consumed()
@@ -55,10 +62,12 @@ class Param(Tensor):
     def __init__(self, value: Tensor, *, trainable: bool = True, device: Any = None, id: str | None = None) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"Param: expected a tensor, got {type(value).__name__}; Param(rt.tensor(values))")
+        if id is not None and (not isinstance(id, str) or not id):
+            raise TypeError(f"Param: an id is a string, got {id!r}; leave it out for a new one")
         strategy = device.checkpointing if isinstance(device, Autodiff) else getattr(value, "strategy", "none")
         tracked = trainable and (device is None or isinstance(device, Autodiff))
         place = value.device if device is None else resolve_device(device)
-        self._fill(value.to_device(place)._data, place, id or new_id(), trainable, strategy, tracked)
+        self._fill(value.detach().to_device(place)._data, place, id or new_id(), trainable, strategy, tracked)
 
     def _fill(self, data: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> None:
         self._data, self.device, self._node = data, device, None
@@ -67,18 +76,34 @@ class Param(Tensor):
         if tracked and self.trainable:
             self._node = make_leaf(self, STRATEGIES[strategy])
 
-    def like(self, data: Any, *, device: Any = None, trainable: bool | None = None, tracked: bool | None = None) -> Param:
-        """Return a parameter of the same identity over other numbers; what is not named stays as it is."""
+    def like(
+        self, data: Any, *, device: Any = None, id: str | None = None, trainable: bool | None = None,
+        tracked: bool | None = None, strategy: str | None = None,
+    ) -> Param:
+        """Return a parameter over other numbers; what is not named stays as it is."""
         out = Param.__new__(Param)
         out._fill(
             data,
             self.device if device is None else device,
-            self.id,
+            self.id if id is None else id,
             self.trainable if trainable is None else trainable,
-            self.strategy,
+            self.strategy if strategy is None else strategy,
             self.is_require_grad() if tracked is None else tracked,
         )
         return out
+
+    def require_grad(self) -> Param:
+        """Return this parameter as one that is trained: a leaf of the same id."""
+        return self.set_require_grad(True)
+
+    def set_require_grad(self, flag: bool) -> Param:
+        """Return this parameter frozen (False), or as one that is trained (True); the id stays.
+
+        Errors: TypeError where integers or bools should be trained.
+        """
+        if flag and not is_floating(self.dtype):
+            raise TypeError(f"a parameter of {self.dtype} has no gradient; convert first: Param(p.astype(rt.float32))")
+        return self.like(self._data, trainable=flag, tracked=flag)
 
     def consume(self) -> None:
         """Mark this parameter as used up: its memory now belongs to its successor."""
@@ -88,6 +113,14 @@ class Param(Tensor):
         """Return whether an optimizer's step has taken this parameter's memory."""
         return self._data is CONSUMED
 
+    def numpy(self) -> Any:
+        """Return a copy of the values as a NumPy array on the host."""
+        return super().numpy() if self._data is not CONSUMED else CONSUMED._refuse()
+
+    def tolist(self) -> Any:
+        """Return the values as nested Python lists."""
+        return super().tolist() if self._data is not CONSUMED else CONSUMED._refuse()
+
     def __copy__(self) -> Param:
         return self
 
@@ -96,12 +129,12 @@ class Param(Tensor):
 
     def copy(self) -> Param:
         """Return an independent parameter with the same id, values and tracking."""
-        return self.like(self._data.copy())
+        with self.device.guard():
+            return self.like(self._data.copy())
 
     def __reduce__(self) -> tuple:
-        from ruda_tensor.backend import to_host
-
-        return _rebuild, (to_host(self._data), self.device, self.id, self.trainable, self.strategy, self.is_require_grad())
+        values = to_host(self._data) if self._data is not CONSUMED else CONSUMED._refuse()
+        return _rebuild, (values, self.device, self.id, self.trainable, self.strategy, self.is_require_grad())
 
     def __repr__(self) -> str:
         if self.is_consumed():
@@ -111,5 +144,7 @@ class Param(Tensor):
 
 def _rebuild(array: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> Param:
     out = Param.__new__(Param)
-    out._fill(array if device.kind == "cpu" else device.xp.asarray(array), device, id, trainable, strategy, tracked)
+    with device.guard():
+        data = array if device.kind == "cpu" else device.xp.asarray(array)
+    out._fill(data, device, id, trainable, strategy, tracked)
     return out

@@ -4,8 +4,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ruda_tensor.dtypes import FLOAT32, FLOAT64
 
+from .clipping import GradientClippingConfig
 from .optimizer import Optimizer
 from .rules import Rule
 
@@ -14,26 +17,36 @@ class Fp32MasterOptimizer:
     """A rule that keeps an authoritative FP32 copy of each parameter and returns it rounded to the stored dtype.
 
     The stored value is read once, at the first step; later edits of it are ignored. Gradients may be in the stored
-    dtype or float32, and are divided by the gradient scale in float32 first.
+    dtype or float32; they are divided by the gradient scale in float32, then clipped, then given to the inner rule.
+    Nothing is scaled or skipped by itself.
 
     >>> from ruda_optim import AdamWConfig
-    >>> optimizer = Fp32MasterOptimizer(AdamWConfig().build()).with_gradient_scale(1024.0).init()
+    >>> Fp32MasterOptimizer(AdamWConfig().build()).with_gradient_scale(1024.0).init()
+    Optimizer(Fp32MasterOptimizer(AdamW, gradient_scale=1024.0), 0 states)
     """
 
-    def __init__(self, inner: Rule, *, gradient_scale: float = 1.0) -> None:
-        if isinstance(inner, Optimizer) or not isinstance(inner, Rule):
+    def __init__(
+        self, inner: Rule, *, gradient_scale: float = 1.0, grad_clipping: GradientClippingConfig | None = None
+    ) -> None:
+        if not isinstance(inner, Rule):
             raise TypeError(
                 f"Fp32MasterOptimizer wraps a rule, and got {type(inner).__name__}; "
                 "build one: Fp32MasterOptimizer(AdamWConfig().build()).init()"
             )
-        scale = float(gradient_scale)
-        if not (math.isfinite(scale) and scale > 0.0 and math.isfinite(1.0 / scale)):
-            raise ValueError(f"the gradient scale must be finite and > 0, with a finite reciprocal, got {gradient_scale!r}")
-        self.inner, self.gradient_scale = inner, scale
+        if grad_clipping is not None:
+            grad_clipping.check()
+        self.inner, self.gradient_scale, self.clipping = inner, check_scale(gradient_scale), grad_clipping
 
     def with_gradient_scale(self, scale: float) -> Fp32MasterOptimizer:
-        """Return the rule dividing every gradient by the loss scale that the caller multiplied into the loss."""
-        return Fp32MasterOptimizer(self.inner, gradient_scale=scale)
+        """Return the rule dividing every gradient by the loss scale that the caller multiplied into the loss.
+
+        Errors: ValueError unless the scale and its reciprocal are finite and > 0 in float32.
+        """
+        return Fp32MasterOptimizer(self.inner, gradient_scale=scale, grad_clipping=self.clipping)
+
+    def with_grad_clipping(self, clipping: GradientClippingConfig) -> Fp32MasterOptimizer:
+        """Return the rule clipping every gradient, parameter by parameter, after the division by the scale."""
+        return Fp32MasterOptimizer(self.inner, gradient_scale=self.gradient_scale, grad_clipping=clipping)
 
     def init(self) -> Optimizer:
         """Return an optimizer with this rule and no state yet."""
@@ -41,16 +54,45 @@ class Fp32MasterOptimizer:
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain data, which a restore compares."""
-        return {"rule": "Fp32MasterOptimizer", "gradient_scale": self.gradient_scale, "inner": self.inner.describe()}
+        clipping = None if self.clipping is None else self.clipping.describe()
+        own = {"rule": "Fp32MasterOptimizer", "gradient_scale": self.gradient_scale, "grad_clipping": clipping}
+        return {**own, "inner": self.inner.describe()}
+
+    def check(self, lr: float, shape: tuple[int, ...], dtype: np.dtype, grad_dtype: np.dtype) -> None:
+        """Refuse what FP32 masters cannot hold, and what the inner rule refuses."""
+        if dtype == FLOAT64:
+            raise TypeError("Fp32MasterOptimizer: a float64 parameter would lose precision; use the inner rule by itself")
+        if grad_dtype not in (dtype, FLOAT32):
+            raise TypeError(f"Fp32MasterOptimizer: the gradient of a parameter of {dtype} is {grad_dtype}; give float32")
+        self.inner.check(lr, shape, FLOAT32, FLOAT32)
+
+    def start(self, xp: Any, p: Any) -> dict[str, Any]:
+        """The master of a parameter before its first update, and the inner rule's state."""
+        master = p.astype(FLOAT32)
+        return {"master": master, "inner": self.inner.start(xp, master)}
 
     def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Update the master in float32 and return it in the dtype of `p`."""
-        if p.dtype == FLOAT64:
-            raise TypeError("Fp32MasterOptimizer: a float64 parameter would lose precision; use the inner rule itself")
         if state is None:
-            state = {"master": p.astype(FLOAT32), "inner": None}
+            state = self.start(xp, p)
         g = g.astype(FLOAT32, copy=False)
         if self.gradient_scale != 1.0:
-            g = g * xp.asarray(1.0 / self.gradient_scale, FLOAT32)
+            g = g / xp.asarray(self.gradient_scale, FLOAT32)
+        if self.clipping is not None:
+            g = self.clipping.clip(xp, g)
         state["master"], state["inner"] = self.inner.step(xp, lr, state["master"], g, state["inner"])
         return state["master"].astype(p.dtype), state
+
+    def __repr__(self) -> str:
+        scale = "" if self.gradient_scale == 1.0 else f", gradient_scale={self.gradient_scale}"
+        return f"Fp32MasterOptimizer({type(self.inner).__name__}{scale})"
+
+
+def check_scale(scale: Any) -> float:
+    """Return a loss scale as a number that float32 can divide by, or raise ValueError."""
+    with np.errstate(all="ignore"):
+        value = np.float32(scale)
+        reciprocal = np.float32(1.0) / value
+    if not (math.isfinite(value) and value > 0.0 and math.isfinite(reciprocal) and reciprocal > 0.0):
+        raise ValueError(f"the gradient scale must be > 0 and finite in float32, and so its reciprocal; got {scale!r}")
+    return float(scale)

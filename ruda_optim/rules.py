@@ -19,20 +19,43 @@ CHUNK = 16 * 1024  # elements: five float32 arrays of this length fit a 512 KiB 
 
 
 class Rule:
-    """Base of elementwise rules. `config` is what it was built from, and `arrays` names its state arrays."""
+    """Base of elementwise rules. `config` is what it was built from, and `arrays` names its state arrays.
+
+    A rule of one's own says in `kernel` how to change a flat piece of a parameter in place:
+
+    >>> import ruda_tensor as rt
+    >>> from ruda_nn import Module, Param
+    >>> from ruda_optim import GradientsParams, Optimizer, OptimizerConfig
+    >>> class SignSgd(Rule):
+    ...     def kernel(self, lr, time):
+    ...         def body(xp, p, g, t):
+    ...             xp.multiply(xp.sign(g, out=t), lr, out=t)
+    ...             xp.subtract(p, t, out=p)
+    ...         return body
+    >>> class Point(Module):
+    ...     at: Param
+    >>> point = Point(Param(rt.tensor([1.0, 2.0], device=rt.Cpu())))
+    >>> gradients = GradientsParams({point.at: rt.tensor([0.1, -7.0], device=rt.Cpu())})
+    >>> Optimizer(SignSgd(OptimizerConfig())).step(0.5, point, gradients).at.numpy()
+    array([0.5, 2.5], dtype=float32)
+    """
 
     arrays: tuple[str, ...] = ()
     scratch = 1
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.clipping = getattr(config, "grad_clipping", None)
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain data, which a restore compares."""
         return {"rule": type(self).__name__, **self.config.describe()}
 
+    def check(self, lr: float, shape: tuple[int, ...], dtype: np.dtype, grad_dtype: np.dtype) -> None:
+        """Raise where this rule cannot take such a parameter and gradient; asked for all before any is changed."""
+
     def start(self, xp: Any, p: Any) -> dict[str, Any]:
-        """The state of a parameter before its first update."""
+        """The state of a parameter before its first update, for `p` in the dtype of computation."""
         return {"time": 0, **{name: xp.zeros(p.shape, p.dtype) for name in self.arrays}}
 
     def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
@@ -40,7 +63,10 @@ class Rule:
         wide = p.astype(FLOAT32) if p.dtype in HALF else p
         if state is None:
             state = self.start(xp, wide)
-        self.update(xp, lr, wide, g.astype(wide.dtype, copy=False), state)
+        g = g.astype(wide.dtype, copy=False)
+        if self.clipping is not None:
+            g = self.clipping.clip(xp, g)
+        self.update(xp, lr, wide, g, state)
         return (wide if wide is p else wide.astype(p.dtype)), state
 
     def update(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any]) -> None:
@@ -56,14 +82,21 @@ class Rule:
             kernel(xp, *[a[at:end] for a in flat], *[s[: end - at] for s in scratch])
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
-        """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place."""
-        raise NotImplementedError
+        """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place.
+
+        The body may write to anything but `g`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how to update; define kernel(self, lr, time)")
 
 
 class Sgd(Rule):
     """p <- p - lr v with v = g, or the momentum buffer (Sutskever et al. 2013, in PyTorch's form).
 
     v <- momentum v + (1 - dampening) g (v = g at the first step); Nesterov uses g + momentum v.
+
+    >>> from ruda_optim import SgdConfig
+    >>> SgdConfig(momentum=0.9).build().arrays
+    ('velocity',)
     """
 
     scratch = 1
@@ -71,27 +104,31 @@ class Sgd(Rule):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.arrays = ("velocity",) if config.momentum else ()
+        self.scratch = 2 if config.momentum and config.weight_decay else 1
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         c = self.config
-        decay, momentum = c.weight_decay or 0.0, c.momentum
+        decay, momentum = c.weight_decay, c.momentum
         keep = 1.0 if time == 1 else 1.0 - c.dampening
 
         def body(xp: Any, p: Any, g: Any, *rest: Any) -> None:
             t = rest[-1]
             if decay:
-                xp.multiply(p, decay, out=t)
-                xp.add(t, g, out=t)
-                g = t
+                g = add_decay(xp, decay, p, g, rest[-2] if momentum else t)
             if momentum:
                 v = rest[0]
                 xp.multiply(v, momentum, out=v)
-                xp.add(v, g if keep == 1.0 else g * keep, out=v)
-                g = g + momentum * v if c.nesterov else v
+                xp.add(v, g if keep == 1.0 else xp.multiply(g, keep, out=t), out=v)
+                g = xp.add(g, xp.multiply(v, momentum, out=t), out=t) if c.nesterov else v
             xp.multiply(g, lr, out=t)
             xp.subtract(p, t, out=p)
 
         return body
+
+
+def add_decay(xp: Any, decay: float, p: Any, g: Any, out: Any) -> Any:
+    """Return g + decay p in `out`: coupled weight decay, the gradient of decay/2 |p|^2."""
+    return xp.add(xp.multiply(p, decay, out=out), g, out=out)
 
 
 class Adam(Rule):
@@ -99,6 +136,10 @@ class Adam(Rule):
 
     `weight_decay` is coupled (L2: g <- g + weight_decay p); `amsgrad` keeps the maximum of the uncorrected v
     (Reddi et al. 2018, in PyTorch's form).
+
+    >>> from ruda_optim import AdamConfig
+    >>> AdamConfig(amsgrad=True).build().arrays
+    ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')
     """
 
     decoupled = False
@@ -110,18 +151,17 @@ class Adam(Rule):
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         c = self.config
-        (b1, b2), eps, decay = c.betas, c.eps, c.weight_decay or 0.0
+        (b1, b2), eps, decay = c.betas, c.eps, c.weight_decay
         root = math.sqrt(1.0 - b2**time)
         rate, floor = lr * root / (1.0 - b1**time), eps * root
         shrink = 1.0 - lr * decay if self.decoupled and decay else 1.0
         coupled = 0.0 if self.decoupled else decay
+        cautious = self.decoupled and c.cautious_weight_decay and shrink != 1.0
 
         def body(xp: Any, p: Any, g: Any, m: Any, v: Any, *rest: Any) -> None:
             t = rest[-1]
             if coupled:
-                g2 = rest[-2]
-                xp.multiply(p, coupled, out=g2)
-                g = xp.add(g2, g, out=g2)
+                g = add_decay(xp, coupled, p, g, rest[-2])
             xp.subtract(g, m, out=t)
             xp.multiply(t, 1.0 - b1, out=t)
             xp.add(m, t, out=m)
@@ -135,7 +175,9 @@ class Adam(Rule):
             xp.add(t, floor, out=t)
             xp.divide(m, t, out=t)
             xp.multiply(t, rate, out=t)
-            if shrink != 1.0:
+            if cautious:
+                xp.multiply(p, xp.where((p >= 0) == (m >= 0), p.dtype.type(shrink), p.dtype.type(1.0)), out=p)
+            elif shrink != 1.0:
                 xp.multiply(p, shrink, out=p)
             xp.subtract(p, t, out=p)
 
@@ -143,6 +185,13 @@ class Adam(Rule):
 
 
 class AdamW(Adam):
-    """Adam with decoupled decay: p <- p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps) (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled decay: p <- p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps) (Loshchilov and Hutter 2019).
+
+    `cautious_weight_decay` decays only where p and the new m have the same sign, zero counting as positive.
+
+    >>> from ruda_optim import AdamWConfig
+    >>> AdamWConfig().build().describe()["weight_decay"]
+    0.01
+    """
 
     decoupled = True

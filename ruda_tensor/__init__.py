@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys as _sys
 
-from . import creation, inspection, random
+from . import creation, inspection, linalg, random
 from . import methods as _methods
 from .backend import NoUsableGpu
 from .creation import *  # noqa: F403

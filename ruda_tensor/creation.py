@@ -1,19 +1,21 @@
 """Creating tensors: from values, from other libraries' arrays, and filled or ranged."""
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 import numpy as np
 
 from . import backend
 from .devices import Cpu, Cuda, Device, resolve_device
-from .dtypes import ALL, FLOATING, as_dtype
+from .dtypes import ALL, BFLOAT16, BOOL, as_dtype, weak_result
 from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, scalar_of
+from .ranges import arange, diag, eye, linspace, meshgrid, tril, triu
 from .tensor import Tensor
 
 __all__ = [
-    "arange", "asarray", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "tensor", "zeros", "zeros_like",
+    "arange", "asarray", "diag", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace",
+    "meshgrid", "ones", "ones_like", "tensor", "tril", "triu", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
         value, dtype = fill_value.item(), fill_value.dtype if dtype is None else dtype
     if value is None:
         raise TypeError(f"full: the fill value must be a number, got {type(fill_value).__name__}")
-    kind = np.dtype("bool") if isinstance(value, bool) else place.int_dtype if isinstance(value, int) else place.float_dtype
+    kind = weak_result(BOOL, value, place.float_dtype, place.int_dtype)
     dtype = resolve_dtype(dtype, kind)
     scalar = full_scalar(value, dtype, place)
     with place.guard():
@@ -207,38 +209,54 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
     return full(x.shape, fill_value, **_like(x, dtype, device, "full_like"))
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return start, start + step, ... up to but without stop (from 0 where only stop is given).
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return another library's array (NumPy, CuPy, PyTorch, JAX ...) as a tensor that shares its memory where it can.
 
-    Whole numbers give the device's default integer dtype, others its float. Each value is start + i * step, formed
-    in float64 and rounded once.
+    Memory is shared on the device where it is, unless `copy=True`: do not change the array while the tensor is used.
 
+    Errors: BufferError for a tracked tensor; ValueError where `copy=False` and another device is asked for.
+
+    >>> import numpy as np
     >>> import ruda_tensor as rt
-    >>> rt.arange(2, 8, 3, device=rt.Cpu()).numpy()
-    array([2, 5], dtype=int32)
+    >>> a = np.ones(2)
+    >>> x = rt.from_dlpack(a)
+    >>> np.shares_memory(np.asarray(x), a)
+    True
     """
-    place = resolve_device(device)
-    if stop is None:
-        start, stop = 0, start
-    first, last, by = (_number(v, "arange") for v in (start, stop, step))
-    if by == 0:
-        raise ValueError("arange: the step is 0; give a positive or negative one")
-    whole = all(isinstance(v, int) for v in (first, last, by))
-    wanted = resolve_dtype(dtype, place.int_dtype if whole else place.float_dtype)
-    count = max(0, -((first - last) // by)) if whole else max(0, math.ceil((last - first) / by))
-    with place.guard():
-        if whole and wanted not in FLOATING:
-            for value in (first, first + max(0, count - 1) * by) if count else ():
-                full_scalar(value, wanted, place)  # refuses a value that the dtype cannot hold
-            kind = np.dtype("uint64") if wanted == np.dtype("uint64") else np.dtype("int64")
-            data = place.xp.arange(count, dtype=kind) * by + first if count else place.xp.empty(0, kind)
-        else:
-            data = place.xp.arange(count, dtype=np.dtype("float64")) * by + first
-        return Tensor._wrap(data.astype(wanted), place)
+    data, source = _imported(x)
+    as_dtype(data.dtype)
+    out = Tensor._wrap(data, source)
+    target = source if device is None else resolve_device(device)
+    if target != source:
+        if copy is False:
+            raise ValueError(f"from_dlpack: the array is on {source}, and copy=False forbids to copy it to {target}")
+        return out.to_device(target)
+    return out.copy() if copy else out
 
 
-def _number(value: Any, name: str) -> Any:
-    found = value.item() if isinstance(value, Tensor) and value.ndim == 0 else scalar_of(value)
-    if found is None or isinstance(found, bool):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    return found
+def _imported(x: Any) -> tuple[Any, Device]:
+    """The array behind a DLPack object, in NumPy or CuPy, and the device it is on."""
+    if isinstance(x, Tensor):
+        if x.is_require_grad():
+            raise BufferError("from_dlpack: a tracked tensor would lose its place on the tape; first: x.detach()")
+        return x._data, x.device
+    if isinstance(x, np.ndarray):
+        return x, Cpu()
+    if backend.is_cupy_array(x):
+        return x, Cuda(backend.cuda_index(x))
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"from_dlpack: {type(x).__name__} does not speak DLPack; copy it instead: rt.tensor(x)")
+    kind, index = x.__dlpack_device__()
+    if int(kind) in (1, 3):  # host memory, pinned or not
+        return _from_host(x), Cpu()
+    if int(kind) in (2, 13):  # CUDA memory, managed or not
+        place = Cuda(int(index))
+        with place.guard():
+            return place.xp.from_dlpack(x), place
+    raise ValueError(f"from_dlpack: DLPack device {int(kind)} is not host or CUDA memory; copy the array to the host")
+
+
+def _from_host(x: Any) -> np.ndarray:
+    if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's DLPack has no bfloat16: pass its bits
+        return np.from_dlpack(x.view(sys.modules["torch"].int16)).view(BFLOAT16)
+    return np.from_dlpack(x)

@@ -10,7 +10,16 @@ import numpy as np
 from . import backend
 from .devices import Cpu, Cuda, Device, default_device, resolve_device
 from .dtypes import (
-    BOOL, BY_NAME, FLOATING, INTEGER, SIGNED, TABLE, UNSIGNED, as_dtype, promote_types, weak_result,
+    BOOL,
+    BY_NAME,
+    FLOATING,
+    INTEGER,
+    SIGNED,
+    TABLE,
+    UNSIGNED,
+    as_dtype,
+    promote_types,
+    weak_result,
 )  # fmt: skip
 from .ops._common import as_tensor, cast, scalar_of
 from .tensor import Tensor

@@ -1,7 +1,8 @@
-"""Matrix products of half types on a GPU: tensor cores, float32 accumulation, one rounding, any batch.
+"""Matrix products on a GPU: tensor cores for half types, float32 accumulation, one rounding, any batch.
 
-CuPy multiplies batches of float16 at the float32 rate and refuses batches of bfloat16, so cuBLAS is called here. Views
-cost nothing: a transposed matrix is passed as a flag, a broadcast batch as a stride of 0.
+CuPy multiplies batches of float16 at the float32 rate, refuses batches of bfloat16, and copies transposed or broadcast
+batches, so cuBLAS is called here. Views cost nothing: a transposed matrix is passed as a flag, a batch that shares one
+matrix as a stride of 0. float32 is computed in full float32, not in TF32.
 """
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from .. import backend
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-_CUDA_TYPES = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 14}  # cudaDataType_t
-_COMPUTE_32F = 68  # cublasComputeType_t
+_CUDA_TYPES = {FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14}  # cudaDataType_t
+_COMPUTE_32F, _COMPUTE_64F = 68, 70  # cublasComputeType_t
 _DEFAULT_ALGORITHM = -1
 _DEFAULT_MATH, _NO_REDUCED_PRECISION_REDUCTION = 0, 16  # cublasMath_t: partial sums of split products stay float32
-_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
+_ONE_AND_ZERO = {d: (np.ones(1, d), np.zeros(1, d)) for d in (FLOAT32, FLOAT64)}
 
 
 def available(xp: Any) -> bool:
@@ -52,18 +53,26 @@ def batch_stride(strides: tuple[int, ...], shape: tuple[int, ...]) -> int | None
 
 def _operand(xp: Any, a: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
     """The array to read (a copy where BLAS cannot read the view), its transpose flag, leading dimension and stride."""
-    wide = xp.broadcast_to(a, (*batch, *a.shape[-2:])) if a.ndim > 2 else a
-    strides = tuple([s // a.itemsize for s in wide.strides])
-    found = layout(strides[-2:], a.shape[-2:])
-    stride = batch_stride(strides[:-2], wide.shape[:-2])
-    if found is None or stride is None:
-        wide = xp.ascontiguousarray(wide)
-        found, stride = (False, max(a.shape[-1], 1)), a.shape[-2] * a.shape[-1]
+    found = layout(_steps(a)[-2:], a.shape[-2:])
+    if found is None:
+        a, found = xp.ascontiguousarray(a), (False, max(a.shape[-1], 1))
+    if a.ndim == 2:
+        return a, int(found[0]), found[1], 0
+    wide = xp.broadcast_to(a, (*batch, *a.shape[-2:]))
+    stride = batch_stride(_steps(wide)[:-2], batch)
+    if stride is None:
+        wide, found = xp.ascontiguousarray(wide), (False, max(a.shape[-1], 1))
+        stride = a.shape[-2] * a.shape[-1]
     return wide, int(found[0]), found[1], stride
 
 
+def _steps(a: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple([s // a.itemsize for s in a.strides])
+
+
 def matmul(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Return x @ y for float16 or bfloat16 CuPy arrays of at least 2 axes, in `dtype` (theirs, or float32)."""
+    """Return x @ y of CuPy arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
     xp = backend.cupy()
     from cupy_backends.cuda.libs import cublas
 
@@ -75,14 +84,16 @@ def matmul(x: Any, y: Any, dtype: Any = None) -> Any:
         return out
     x, x_flag, x_lead, x_stride = _operand(xp, x, batch)
     y, y_flag, y_lead, y_stride = _operand(xp, y, batch)
-    handle = xp.cuda.device.get_cublas_handle()
+    one, zero = _ONE_AND_ZERO[FLOAT64 if x.dtype == FLOAT64 else FLOAT32]
+    compute = _COMPUTE_64F if x.dtype == FLOAT64 else _COMPUTE_32F
     kind, out_kind = _CUDA_TYPES[x.dtype], _CUDA_TYPES[out.dtype]
+    handle = xp.cuda.device.get_cublas_handle()
     cublas.setMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION)
     try:  # cuBLAS is column-major: out.T = y.T @ x.T
         cublas.gemmStridedBatchedEx(
-            handle, y_flag, x_flag, n, m, k, _ONE.ctypes.data, y.data.ptr, kind, y_lead, y_stride,
-            x.data.ptr, kind, x_lead, x_stride, _ZERO.ctypes.data, out.data.ptr, out_kind, n, m * n,
-            math.prod(batch), _COMPUTE_32F, _DEFAULT_ALGORITHM,
+            handle, y_flag, x_flag, n, m, k, one.ctypes.data, y.data.ptr, kind, y_lead, y_stride,
+            x.data.ptr, kind, x_lead, x_stride, zero.ctypes.data, out.data.ptr, out_kind, n, m * n,
+            math.prod(batch), compute, _DEFAULT_ALGORITHM,
         )  # fmt: skip
     finally:
         cublas.setMathMode(handle, _DEFAULT_MATH)

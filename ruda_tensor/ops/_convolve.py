@@ -15,7 +15,7 @@ import numpy as np
 
 from ._windows import meet
 
-HOST_BLOCK = 4 << 20  # both buffers of a block; more images make longer, faster matrix products, until the cache ends
+HOST_BLOCK = 2 << 20  # both buffers of a block: long matrix products are faster, until they leave the cache
 DEVICE_BLOCK = 256 << 20
 
 
@@ -97,7 +97,8 @@ class _Block:
         """The weight as the matrix of `mix`."""
         w = w.reshape(self.groups, self.o, self.c, *self.kernel)
         order = (0, 1, 3, 4, 2) if self.rows_spread else (0, 3, 1, 4, 2)
-        return self.xp.ascontiguousarray(w.transpose(order)).reshape(self.groups, self.zs_shape[1] * self.o, -1)
+        rows = self.zs_shape[1] * self.o
+        return self.xp.ascontiguousarray(w.transpose(order)).reshape(self.groups, rows, math.prod(self.xs_shape[1:4]))
 
     def unweight(self, m: Any) -> Any:
         """The adjoint and inverse of `weight`."""
@@ -144,6 +145,11 @@ def transpose(
 ) -> Any:
     """The adjoint of `convolve` in x, whose images have `size` rows and columns; and a bias or None."""
     settings = {"stride": stride, "low": low, "dilation": dilation, "groups": groups}
+    if stride == (1, 1):  # then it is itself a convolution, by the weight turned round, and needs no slow `fold`
+        o, c, *kernel = w.shape[0] // groups, *w.shape[1:]
+        w = w.reshape(groups, o, c, *kernel).swapaxes(1, 2)[..., ::-1, ::-1].reshape(groups * c, o, *kernel)
+        settings["low"] = tuple((k - 1) * d - p for k, d, p in zip(kernel, dilation, low))
+        return convolve(xp, y, w, b, count=size, **settings)
     x = xp.empty((y.shape[0], w.shape[1] * groups, *size), y.dtype)
     last = xs = zs = m = None
     for part, block in _blocks(xp, y.dtype, y.shape[0], (x.shape[1:], y.shape[1:]), w.shape[2:], settings):

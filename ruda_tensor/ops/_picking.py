@@ -6,6 +6,7 @@ atomics, so the same input gives the same bits.
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -87,11 +88,11 @@ def _accumulate_forward(xp: Any, g: Any, index: Any, *, size: int, axis: int, di
         out = xp.zeros((*before, size, *after), g.dtype)
         out[(slice(None),) * axis + (index,)] = g
         return out
-    rows = xp.moveaxis(g, axis, 0)
+    width = math.prod(before) * math.prod(after)
+    rows = xp.moveaxis(g, axis, 0) if axis else g
     out = xp.zeros((size, *before, *after), g.dtype)
-    width = int(np.prod(before + after))
-    add_rows(xp, rows.reshape(index.size, width), index, out.reshape(size, width))
-    return xp.moveaxis(out, 0, axis)
+    add_rows(xp, rows.reshape((len(index), width)), index, out.reshape((size, width)))
+    return xp.moveaxis(out, 0, axis) if axis else out
 
 
 accumulate_index = Primitive(

@@ -37,6 +37,6 @@ def window_count(size: int, kernel: int, stride: int, low: int, high: int, dilat
     if size + low + high < reach:
         raise ValueError(
             f"{name}: a window of {reach} (kernel {kernel}, dilation {dilation}) does not fit an axis of {size} "
-            f"padded by {low} + {high}; use a smaller kernel, or padding={-(-(reach - size) // 2)}"
+            f"padded by {low} and {high}; use a smaller kernel, or padding={-(-(reach - size) // 2)}"
         )
     return (size + low + high - reach) // stride + 1

@@ -1,28 +1,50 @@
-"""Activation functions."""
+"""Activation functions, all elementwise, in the floating dtype of their argument.
+
+At a kink each takes one slope, written in its docstring; relu, relu6 and hardtanh are limits as `clip` is, and all
+have the slope 0 at their bounds. NaN stays NaN.
+"""
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from ..operation import Primitive, apply
+import numpy as np
+
+from ..operation import Composite, Primitive, apply, call
 from ..tensor import Tensor
 from ._common import floating
+from ._gelu import gelu_body, gelu_tanh_body, silu_body
+from ._pointwise import pointwise
 from .arithmetic import numeric
-from .compare import where
+from .compare import choose, clip, drop, keep, minimum
+from .transcendental import erfc, exp, tanh
 
-__all__ = ["relu", "sigmoid"]
+__all__ = [
+    "elu", "gelu", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu", "relu6", "sigmoid", "silu", "softplus",
+]  # fmt: skip
 
 
 def _sigmoid_forward(xp: Any, x: Any) -> Any:
-    # 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, which never overflows
-    return xp.tanh(x * 0.5) * 0.5 + 0.5
+    e = xp.exp(-x)  # overflows to inf, which gives the right 0
+    e += 1.0
+    return xp.true_divide(1.0, e)
 
 
-_sigmoid = Primitive("sigmoid", _sigmoid_forward, dx=lambda g, out: g * (out * (1.0 - out)))
-_relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: where(out > 0, g, 0.0))
+_sigmoid = Primitive("sigmoid", _sigmoid_forward, poles=True, dx=lambda g, out: g * (out * (1.0 - out)))
+_logsigmoid = Primitive(
+    "logsigmoid",
+    lambda xp, x: xp.minimum(x, 0.0) - xp.log1p(xp.exp(-xp.abs(x))),
+    dx=lambda g, x: g * sigmoid(-x),
+)
+_softplus = Primitive(
+    "softplus",
+    lambda xp, x, *, beta: xp.maximum(x, 0.0) + xp.log1p(xp.exp(xp.abs(x) * -beta)) * (1.0 / beta),
+    dx=lambda g, x, beta: g * sigmoid(x * beta),
+)
 
 
 def sigmoid(x: Any, /) -> Tensor:
-    """Return 1 / (1 + exp(-x)) elementwise.
+    """Return 1 / (1 + exp(-x)) elementwise, without overflow.
 
     >>> import ruda_tensor as rt
     >>> rt.sigmoid(rt.tensor([-1000.0, 0.0, 1000.0], device=rt.Cpu())).numpy()
@@ -31,11 +53,151 @@ def sigmoid(x: Any, /) -> Tensor:
     return apply(_sigmoid, (floating(x, "sigmoid"),))
 
 
+def logsigmoid(x: Any, /) -> Tensor:
+    """Return log(sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|)) elementwise, without overflow.
+
+    >>> import ruda_tensor as rt
+    >>> rt.logsigmoid(rt.tensor([-300.0, 0.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([-300.        ,   -0.69314718])
+    """
+    return apply(_logsigmoid, (floating(x, "logsigmoid"),))
+
+
+def softplus(x: Any, /, beta: float = 1.0) -> Tensor:
+    """Return log(1 + exp(beta x)) / beta = max(x, 0) + log(1 + exp(-beta |x|)) / beta, without overflow.
+
+    Errors: ValueError unless beta > 0.
+
+    >>> import ruda_tensor as rt
+    >>> rt.softplus(rt.tensor([-300.0, 0.0, 25.0], dtype=rt.float64, device=rt.Cpu()), beta=5.0).numpy()
+    array([ 0.        ,  0.13862944, 25.        ])
+    """
+    return apply(_softplus, (floating(x, "softplus"),), {"beta": _positive(beta, "softplus", "beta")})
+
+
+def _positive(value: Any, name: str, what: str) -> float:
+    if not isinstance(value, (int, float, np.number)) or not 0.0 < float(value) < math.inf:
+        raise ValueError(f"{name}: {what} must be a positive number, got {value!r}; the usual one is 1.0")
+    return float(value)
+
+
+_relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: keep(g, out > 0))
+_leaky_relu = Primitive(
+    "leaky_relu",
+    lambda xp, x, *, slope: choose(xp, x > 0, x, x * slope),
+    dx=lambda g, x, slope: keep(g, x > 0) + drop(g * slope, x > 0),
+)
+_elu = Primitive(
+    "elu",
+    lambda xp, x, *, alpha: choose(xp, x > 0, x, xp.expm1(xp.minimum(x, 0.0)) * alpha),
+    dx=lambda g, x, alpha: keep(g, x > 0) + drop(g * (exp(minimum(x, 0.0)) * alpha), x > 0),
+)
+
+
 def relu(x: Any, /) -> Tensor:
-    """Return max(x, 0) elementwise; the slope at 0 is 0, and NaN stays NaN.
+    """Return max(x, 0) elementwise; the slope at 0 is 0.
 
     >>> import ruda_tensor as rt
     >>> rt.relu(rt.tensor([-1.0, 2.0], device=rt.Cpu())).numpy()
     array([0., 2.], dtype=float32)
     """
     return apply(_relu, (numeric(x, "relu"),))
+
+
+def relu6(x: Any, /) -> Tensor:
+    """Return min(max(x, 0), 6) elementwise; the slopes at 0 and 6 are 0.
+
+    >>> import ruda_tensor as rt
+    >>> rt.relu6(rt.tensor([-1.0, 2.0, 7.0], device=rt.Cpu())).numpy()
+    array([0., 2., 6.], dtype=float32)
+    """
+    return clip(numeric(x, "relu6"), 0, 6)
+
+
+def hardtanh(x: Any, /, min: float = -1.0, max: float = 1.0) -> Tensor:
+    """Return min(max(x, min), max) elementwise; the slopes at the bounds are 0.
+
+    >>> import ruda_tensor as rt
+    >>> rt.hardtanh(rt.tensor([-3.0, 0.5, 3.0], device=rt.Cpu())).numpy()
+    array([-1. ,  0.5,  1. ], dtype=float32)
+    """
+    return clip(floating(x, "hardtanh"), min, max)
+
+
+def leaky_relu(x: Any, /, negative_slope: float = 0.01) -> Tensor:
+    """Return x where x > 0 and negative_slope * x elsewhere; the slope at 0 is negative_slope.
+
+    >>> import ruda_tensor as rt
+    >>> rt.leaky_relu(rt.tensor([-2.0, 3.0], device=rt.Cpu()), 0.5).numpy()
+    array([-1.,  3.], dtype=float32)
+    """
+    return apply(_leaky_relu, (floating(x, "leaky_relu"),), {"slope": float(negative_slope)})
+
+
+def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
+    """Return x where x > 0 and alpha (exp(x) - 1) elsewhere; the slope at 0 is alpha.
+
+    Clevert et al. 2016, Fast and accurate deep network learning by exponential linear units, eq. 15.
+
+    >>> import ruda_tensor as rt
+    >>> rt.elu(rt.tensor([-1.0, 3.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([-0.63212056,  3.        ])
+    """
+    return apply(_elu, (floating(x, "elu"),), {"alpha": float(alpha)})
+
+
+def _gated(name: str, body: Any, expression: Any) -> Composite:
+    """x s(x), whose forward gives the slope too, so that backward is one product."""
+    return Composite(
+        name,
+        expression,
+        lambda xp, x: pointwise(xp, body, (x,), outs=2),
+        lambda xp, g, slope, needs: (xp.multiply(g, slope),),
+        keeps="",
+    )
+
+
+_ROOT = math.sqrt(2.0 / math.pi)
+_gelu = _gated("gelu", gelu_body, lambda x: x * (erfc(x * -math.sqrt(0.5)) * 0.5))
+_gelu_tanh = _gated(
+    "gelu_tanh", gelu_tanh_body, lambda x: x * sigmoid(x * (x * x * (2.0 * _ROOT * 0.044715) + 2.0 * _ROOT))
+)
+_silu = _gated("silu", silu_body, lambda x: x * sigmoid(x))
+
+
+def gelu(x: Any, /, approximate: str = "none") -> Tensor:
+    """Return x P(x) for the standard normal distribution function P(x) = (1 + erf(x / sqrt(2))) / 2.
+
+    `approximate="tanh"` gives x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 instead (Hendrycks and Gimpel 2016,
+    Gaussian error linear units, section 2).
+
+    Errors: ValueError for another `approximate`.
+
+    >>> import ruda_tensor as rt
+    >>> rt.gelu(rt.tensor([-1.0, 0.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([-0.15865525,  0.        ,  0.84134475])
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    return call(_gelu if approximate == "none" else _gelu_tanh, (floating(x, "gelu"),))
+
+
+def silu(x: Any, /) -> Tensor:
+    """Return x sigmoid(x) elementwise, also named swish.
+
+    >>> import ruda_tensor as rt
+    >>> rt.silu(rt.tensor([-1.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([-0.26894142,  0.73105858])
+    """
+    return call(_silu, (floating(x, "silu"),))
+
+
+def mish(x: Any, /) -> Tensor:
+    """Return x tanh(softplus(x)) elementwise (Misra 2019, Mish, eq. 1).
+
+    >>> import ruda_tensor as rt
+    >>> rt.mish(rt.tensor([-1.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([-0.30340146,  0.86509839])
+    """
+    x = floating(x, "mish")
+    return x * tanh(softplus(x))

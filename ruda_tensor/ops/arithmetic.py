@@ -23,9 +23,9 @@ __all__ = [
 _add = Primitive("add", lambda xp, x, y: xp.add(x, y), dx=lambda g: g, dy=lambda g: g)
 _subtract = Primitive("subtract", lambda xp, x, y: xp.subtract(x, y), dx=lambda g: g, dy=lambda g: -g)
 _multiply = Primitive("multiply", lambda xp, x, y: xp.multiply(x, y), dx=lambda g, y: g * y, dy=lambda g, x: g * x)
-_divide = Primitive(
-    "divide", lambda xp, x, y: xp.true_divide(x, y), dx=lambda g, y: g / y, dy=lambda g, y, out: -(g * out / y)
-)
+_DIVIDE = {"dx": lambda g, y: g / y, "dy": lambda g, y, out: -(g * out / y)}
+_divide = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), poles=True, **_DIVIDE)
+_divide_by_number = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), **_DIVIDE)  # no pole, so no care for one
 
 
 def _ready(x: Any, y: Any) -> bool:
@@ -84,7 +84,7 @@ def divide(x: Any, y: Any) -> Tensor:
         x, y = pair(x, y, "divide")
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x._data.dtype not in FLOATING:
         x, y = cast(x, x.device.float_dtype), cast(y, y.device.float_dtype)
-    return binary(_divide, x, y)
+    return binary(_divide if isinstance(y, Tensor) or y == 0 else _divide_by_number, x, y)
 
 
 _negative = Primitive("negative", lambda xp, x: xp.negative(x), dx=lambda g: -g)
@@ -144,7 +144,7 @@ def square(x: Any, /) -> Tensor:
     return apply(_square, (numeric(x, "square"),))
 
 
-_reciprocal = Primitive("reciprocal", lambda xp, x: xp.true_divide(1.0, x), dx=lambda g, out: -(g * out * out))
+_reciprocal = Primitive("reciprocal", lambda xp, x: xp.true_divide(1.0, x), poles=True, dx=lambda g, out: -(g * out * out))
 
 
 def reciprocal(x: Any, /) -> Tensor:
@@ -159,8 +159,8 @@ def reciprocal(x: Any, /) -> Tensor:
 
 def _by_squaring(xp: Any, x: Any, *, n: int) -> Any:
     """x**n by repeated multiplication, exact where the product is; NumPy's own power takes a logarithm."""
-    if not 0 < n <= 64:
-        return xp.ones_like(x) if n == 0 else xp.power(x, n)
+    if n <= 0 or (n > 64 and x.dtype.kind == "f"):
+        return xp.ones_like(x) if n == 0 else xp.power(x, float(n))
     out, factor = None, x
     while n:
         if n & 1:
@@ -172,16 +172,21 @@ def _by_squaring(xp: Any, x: Any, *, n: int) -> Any:
 
 
 _power_int = Primitive(
-    "pow", _by_squaring, dx=lambda g, x, n: zeros_of(g) if n == 0 else g * (apply(_power_int, (x,), {"n": n - 1}) * float(n))
+    "pow",
+    _by_squaring,
+    poles=True,
+    dx=lambda g, x, n: zeros_of(g) if n == 0 else g * (apply(_power_int, (x,), {"n": n - 1}) * float(n)),
 )
 _power_number = Primitive(
     "pow",
     lambda xp, x, *, p: xp.power(x, p),
+    poles=True,
     dx=lambda g, x, p: g * (apply(_power_number, (x,), {"p": p - 1.0}) * p),
 )
 _power = Primitive(
     "pow",
     lambda xp, x, y: xp.power(x, y),
+    poles=True,
     # 0 * 0**-1 is NaN: where base and exponent are both zero the slope is that of the constant x**0
     dx=lambda g, x, y: g * (y * pow(x, where(_both_zero(x, y), 1.0, y - 1.0))),
     # x**y has no derivative by y for a negative base, and 0**y log(0) is the limit 0 of 0**y for y > 0
@@ -232,16 +237,16 @@ def _power_of_number(x: Tensor, number: Any) -> Tensor:
             raise ValueError(_NEGATIVE_POWER)
     if number == 2:
         return apply(_square, (x,))
-    if float(number).is_integer() and -1024 <= number <= 1024:
+    if x.dtype in INTEGER or (-1024 <= number <= 1024 and float(number).is_integer()):
         return apply(_power_int, (x,), {"n": int(number)})
     return apply(_power_number, (x,), {"p": float(number)})
 
 
 _floor_divide = Primitive(
-    "floor_divide", lambda xp, x, y: xp.floor_divide(x, y), dx=lambda g: zeros_of(g), dy=lambda g: zeros_of(g)
+    "floor_divide", lambda xp, x, y: xp.floor_divide(x, y), poles=True, dx=lambda g: zeros_of(g), dy=lambda g: zeros_of(g)
 )
 _remainder = Primitive(
-    "remainder", lambda xp, x, y: xp.remainder(x, y), dx=lambda g: g, dy=lambda g, x, y: -(g * floor_divide(x, y))
+    "remainder", lambda xp, x, y: xp.remainder(x, y), poles=True, dx=lambda g: g, dy=lambda g, x, y: -(g * floor_divide(x, y))
 )
 
 

@@ -172,7 +172,7 @@ _BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 _MANY = 4096
 
 
-def _choose(xp: Any, condition: Any, x: Any, y: Any) -> Any:
+def choose(xp: Any, condition: Any, x: Any, y: Any) -> Any:
     # Bits are chosen, so that half types need no care (CuPy would choose bfloat16 in float32).
     bits = _BITS[x.itemsize]
     a, b = x.view(bits), y.view(bits)
@@ -185,7 +185,11 @@ def _choose(xp: Any, condition: Any, x: Any, y: Any) -> Any:
 
 
 _where = Primitive(
-    "where", _choose, half="storage", dx=lambda g, condition: keep(g, condition), dy=lambda g, condition: drop(g, condition)
+    "where",
+    choose,
+    half="storage",
+    dx=lambda g, condition: keep(g, condition),
+    dy=lambda g, condition: drop(g, condition),
 )
 _keep = Primitive(
     "keep",
@@ -223,9 +227,10 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
     condition = as_tensor(condition, operand, "where")
     if condition.dtype != BOOL:
         raise TypeError(f"where: the condition must be bool, got {condition.dtype}; write rt.where(c != 0, x, y)")
-    if isinstance(x, Tensor) and _is_zero(y, x):
-        check_broadcast(condition.shape, x.shape, "where")
-        return keep(x, condition)
+    for tensor, number, choose_one in ((x, y, keep), (y, x, drop)):
+        if isinstance(tensor, Tensor) and _is_zero(number, tensor):
+            check_broadcast(condition.shape, tensor.shape, "where")
+            return choose_one(tensor, condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = _number_or_tensor(x, condition)
     x, y = pair(x, y, "where")
@@ -237,7 +242,9 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
 
 def _is_zero(y: Any, x: Tensor) -> bool:
     """True for the number +0 next to a tensor whose dtype it would take."""
-    return (type(y) is float and y == 0.0 and math.copysign(1.0, y) > 0 and x.dtype in FLOATING) or (type(y) is int and y == 0)
+    if type(y) is float:
+        return y == 0.0 and math.copysign(1.0, y) > 0.0 and x._data.dtype in FLOATING
+    return type(y) is int and y == 0 and x._data.dtype is not BOOL
 
 
 def _number_or_tensor(x: Any, like: Tensor) -> Tensor:
@@ -248,7 +255,9 @@ def _number_or_tensor(x: Any, like: Tensor) -> Tensor:
     return full_scalar(value, weak_result(BOOL, value, like.device.float_dtype, like.device.int_dtype), like.device)
 
 
-def where_safe(condition: Any, f: Callable[[Tensor], Tensor], x: Tensor, otherwise: Any = 0.0, *, harmless: Any = 1.0) -> Tensor:
+def where_safe(
+    condition: Any, f: Callable[[Tensor], Tensor], x: Tensor, otherwise: Any = 0.0, *, harmless: Any = 1.0
+) -> Tensor:
     """Return f(x) where the condition holds and `otherwise` elsewhere, with no NaN or inf from where it does not.
 
     f is evaluated at `harmless` (1 by default, a smooth point of most functions) instead of x where the condition does

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..dtypes import FLOATING, INT64, INTEGER
-from ..operation import Composite, Primitive, apply, call
+from ..operation import Composite, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
-from ._sums import total
+from ._numerics import single, weigh
 from .arithmetic import add, multiply, negative
 from .reduce import mean
 from .reduce import sum as add_up
 from .shape import reshape
-from .softmax import blocks, log_softmax, rows, single
+from .softmax import blockwise, log_softmax, row_sums, rows
 
 __all__ = ["cross_entropy"]
 
@@ -26,19 +24,6 @@ __all__ = ["cross_entropy"]
 def check_reduction(reduction: Any, name: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-
-
-# x y, but 0 where x is, whatever y: a class of probability 0 costs nothing, though its log-probability be -inf.
-_weigh = Primitive(
-    "weigh",
-    lambda xp, x, y: x * xp.where(x == 0, x.dtype.type(0), y),
-    dx=lambda g, y: multiply(g, y),
-    dy=lambda g, x: multiply(g, x),
-)
-
-
-def weigh(x: Tensor, y: Tensor) -> Tensor:
-    return apply(_weigh, (x, y))
 
 
 class _Rows:
@@ -63,8 +48,8 @@ class _Rows:
         self.factor = one
         if reduction == "mean":
             whole = xp.sum(own)
-            self.factor = one * xp.where(whole == 0, x.dtype.type(0), 1 / xp.where(whole == 0, x.dtype.type(1), whole))
-        self.hit = own * (1 - smoothing)
+            self.factor = one * ((whole != 0) / (whole + (whole == 0)))  # 0 where nothing counts
+        self.hit = own * (1 - smoothing) if smoothing else own
         self.each = one * (smoothing / x.shape[1]) if smoothing else None
 
     def own(self, xp: Any, block: slice) -> tuple:
@@ -83,20 +68,22 @@ def _forward(
     x = rows(xp, logits, axis)
     row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
     top, whole, loss = (xp.empty(row.classes.shape, x.dtype) for _ in range(3))
-    with np.errstate(invalid="ignore", over="ignore"):  # rows that hold inf or -inf alone give NaN
-        for block in blocks(xp, x):
-            top[block] = xp.max(x[block], axis=1, keepdims=True)
-            z = x[block] - top[block]
-            own = z[row.own(xp, block)]
-            weighted = None if row.each is None else total(xp, z * row.weight, (1,), True)
-            xp.exp(z, out=z)
-            whole[block] = total(xp, z, (1,), True)
-            logs = xp.log(whole[block])
-            loss[block] = row.hit[block] * (logs - own)
-            if row.each is not None:
-                loss[block] += row.each[block] * (row.mass * logs - weighted)
-        loss = xp.where(row.counted, loss, x.dtype.type(0))
-        out = loss.reshape(targets.shape) if reduction == "none" else xp.sum(loss * row.factor)
+
+    def body(block: slice) -> None:
+        top[block] = xp.max(x[block], axis=1, keepdims=True)
+        z = x[block] - top[block]
+        own = z[row.own(xp, block)]
+        weighted = None if row.each is None else row_sums(xp, z * row.weight)
+        xp.exp(z, out=z)
+        whole[block] = row_sums(xp, z)
+        logs = xp.log(whole[block])
+        loss[block] = row.hit[block] * (logs - own)
+        if row.each is not None:
+            loss[block] += row.each[block] * (row.mass * logs - weighted)
+
+    blockwise(xp, x, body)
+    loss = xp.where(row.counted, loss, x.dtype.type(0))
+    out = loss.reshape(targets.shape) if reduction == "none" else xp.sum(loss * row.factor)
     return out, top, whole
 
 
@@ -112,15 +99,17 @@ def _backward(
     pull = (hit if each is None else hit + each * row.mass) / whole
     out = xp.empty(logits.shape, x.dtype)
     target = rows(xp, out, axis)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for block in blocks(xp, x):
-            o = target[block]
-            xp.subtract(x[block], top[block], out=o)
-            xp.exp(o, out=o)
-            xp.multiply(o, pull[block], out=o)
-            if each is not None:
-                xp.subtract(o, each[block] * row.weight, out=o)
-            o[row.own(xp, block)] -= hit[block]
+
+    def body(block: slice) -> None:
+        o = target[block]
+        xp.subtract(x[block], top[block], out=o)
+        xp.exp(o, out=o)
+        xp.multiply(o, pull[block], out=o)
+        if each is not None:
+            xp.subtract(o, each[block] * row.weight, out=o)
+        o[row.own(xp, block)] -= hit[block]
+
+    blockwise(xp, x, body)
     xp.moveaxis(target, 1, -1)[~xp.squeeze(row.counted, axis=1)] = 0  # 0 also where an ignored row holds NaN
     return out, None, None
 
@@ -193,7 +182,7 @@ def cross_entropy(
     if weight is not None:
         weight = as_tensor(weight, logits, "cross_entropy").detach()
         if weight.shape != (classes,):
-            raise ValueError(f"cross_entropy: weight must have the shape ({classes},), one per class, got {weight.shape}")
+            raise ValueError(f"cross_entropy: weight must have the shape ({classes},), got {weight.shape}")
         weight = cast(weight, logits.dtype)
     if targets.dtype in FLOATING:
         if targets.shape != logits.shape:

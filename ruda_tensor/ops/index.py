@@ -120,7 +120,7 @@ def _along(x: Any, indices: Any, axis: Any, name: str) -> tuple[Tensor, Any, int
     index = index_array(indices, x.device, name)
     if index.ndim != x.ndim:
         raise ValueError(
-            f"{name}: indices of shape {index.shape} must have as many axes as the tensor, {x.shape}; "
+            f"{name}: indices {index.shape} must have as many axes as the tensor, {x.shape}; "
             "to pick whole slices: rt.take(x, indices, axis=axis)"
         )
     return x, checked(index, x.shape[axis], name, x.device), axis
@@ -167,7 +167,8 @@ def scatter_add(x: Tensor, indices: Any, values: Any, /, axis: int = -1) -> Tens
     if x.dtype not in FLOATING and x.dtype not in INTEGER:
         raise TypeError("scatter_add: bools cannot be added; convert first: x.astype(rt.int32)")
     y = _fit(_value(values, x, "scatter_add"), flat.shape, "scatter_add")
-    return apply(scatter_add_flat, (x, reshape(broadcast_to(y, flat.shape), (flat.size,)), _constant(flat.reshape(-1), x)))
+    y = reshape(broadcast_to(y, flat.shape), (flat.size,))
+    return apply(scatter_add_flat, (x, y, _constant(flat.reshape(-1), x)))
 
 
 def scatter(x: Tensor, indices: Any, values: Any, /, axis: int = -1) -> Tensor:

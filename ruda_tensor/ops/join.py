@@ -234,7 +234,7 @@ def pad(x: Tensor, widths: Any, /, *, mode: str = "constant", value: float = 0) 
         number = scalar_of(value)
         if number is None:
             raise TypeError(f"pad: value must be a number, got {value!r}")
-        if weak_result(x.dtype, number) != x.dtype:
+        if number != 0 and weak_result(x.dtype, number) != x.dtype:  # 0 is False too
             raise TypeError(f"pad: {number!r} does not fit a tensor of {x.dtype}; convert it: x.astype(rt.float32)")
         return apply(_pad, (x, full_scalar(number, x.dtype, x.device)), {"widths": pairs})
     if mode not in _FOLDS:

@@ -13,16 +13,15 @@ import numpy as np
 
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from .activation import sigmoid
 from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair
+from ._numerics import safe_divide, single
+from .activation import sigmoid, softplus
 from .arithmetic import abs as magnitude
 from .arithmetic import add, divide, multiply, negative, sign, subtract
 from .compare import clip, maximum, not_equal
 from .cross_entropy import check_reduction
 from .reduce import mean
 from .reduce import sum as add_up
-from .softmax import single
-from .statistics import safe_divide
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber", "kl_div", "mae", "mse", "smooth_l1",
@@ -161,8 +160,6 @@ def _binary_dx(g: Tensor, x: Tensor, y: Tensor, positive: Tensor | None) -> Tens
 
 
 def _binary_dy(g: Tensor, x: Tensor, positive: Tensor | None) -> Tensor:
-    from .activation import softplus
-
     miss = softplus(negative(x))
     miss = miss if positive is None else multiply(miss, positive)
     return multiply(g, subtract(miss, softplus(x)))

@@ -24,9 +24,9 @@ __all__ = ["linear", "matmul", "outer", "tensordot", "vecdot"]
 
 def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
     """x @ y of raw arrays with at least 2 axes and one dtype; half types give `dtype` (theirs, or float32)."""
+    if gemm.available(xp) and x.dtype in FLOATING:
+        return gemm.matmul(x, y, dtype)
     if x.dtype in HALF:
-        if gemm.available(xp):
-            return gemm.matmul(x, y, dtype)
         out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
         return out.astype(x.dtype if dtype is None else dtype, copy=False)
     if xp is np:
@@ -183,7 +183,7 @@ def _check_linear(x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...] | N
 
 _vecdot = Primitive(
     "vecdot",
-    lambda xp, x, y: xp.einsum("...i,...i->...", x, y),
+    lambda xp, x, y: product(xp, x[..., None, :], y[..., None])[..., 0, 0],
     dx=lambda g, y: expand_dims(g, axis=-1) * y,
     dy=lambda g, x: expand_dims(g, axis=-1) * x,
 )

@@ -14,6 +14,7 @@ from ..dtypes import BOOL, as_dtype
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
+from ._numerics import share, single, weigh
 from .arithmetic import multiply, subtract
 from .reduce import accumulator
 from .shape import broadcast_to, reshape
@@ -154,10 +155,13 @@ def _cumprod_forward(xp: Any, x: Any, *, axis: int, reverse: bool) -> Any:
 
 
 def _cumprod_rule(g: Tensor, x: Tensor, out: Tensor, axis: int, reverse: bool) -> Tensor:
-    """out[t] = x[t] out[t-1], so with G[t] = g[t] + x[t+1] G[t+1] the gradient is G[t] out[t-1]: no division."""
+    """out[t] = x[t] out[t-1], so with G[t] = g[t] + x[t+1] G[t+1] the gradient is G[t] out[t-1]: no division.
+
+    Where nothing arrives (G = 0) nothing goes on, though the product before may have overflowed.
+    """
     ahead, behind = (1, -1) if reverse else (-1, 1)
     arriving = recur(shift(x, axis, ahead, 0.0), g, axis, not reverse)
-    return multiply(arriving, shift(out, axis, behind, 1.0))
+    return weigh(arriving, shift(out, axis, behind, 1.0))
 
 
 _cumprod = Primitive("cumulative_prod", _cumprod_forward, dx=_cumprod_rule)
@@ -224,8 +228,6 @@ def _logcumsumexp_forward(xp: Any, x: Any, *, axis: int) -> Any:
 
 def _logcumsumexp_rule(g: Tensor, x: Tensor, out: Tensor, axis: int) -> Tensor:
     """exp(out[t]) = exp(out[t-1]) + exp(x[t]): the gradient splits between the two by their shares, at most 1 each."""
-    from .softmax import share
-
     carried = share(shift(out, axis, 1, -math.inf), out)
     return multiply(share(x, out), recur(shift(carried, axis, -1, 0.0), g, axis, True))
 
@@ -240,10 +242,11 @@ def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
 
     >>> import ruda_tensor as rt
     >>> rt.logcumsumexp(rt.tensor([-rt.inf, 1000.0, 1000.0], device=rt.Cpu())).numpy()
-    array([     -inf, 1000.    , 1000.6931], dtype=float32)
+    array([     -inf, 1000.    , 1000.6932], dtype=float32)
     """
     x = floating(x, "logcumsumexp")
-    return apply(_logcumsumexp, (x,), {"axis": one_axis(x, axis, "logcumsumexp")})
+    out = apply(_logcumsumexp, (single(x),), {"axis": one_axis(x, axis, "logcumsumexp")})
+    return cast(out, x.dtype)
 
 
 def _end(end: Any, x: Tensor, axis: int) -> Tensor:

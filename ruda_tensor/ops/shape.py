@@ -165,6 +165,9 @@ def expand_dims(x: Tensor, /, *, axis: Any = 0) -> Tensor:
     (2, 1, 3)
     """
     x = as_tensor(x, None, "expand_dims")
+    shape = x._data.shape
+    if type(axis) is int and 0 <= axis <= len(shape):
+        return apply(_reshape, (x,), {"shape": (*shape[:axis], 1, *shape[axis:])})
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     axes = normalize_axes(axis, x.ndim + count, "expand_dims")
     sizes = iter(x.shape)
@@ -203,7 +206,9 @@ def permute_dims(x: Tensor, /, axes: Any) -> Tensor:
     """
     x = as_tensor(x, None, "permute_dims")
     ndim = x.ndim
-    order = normalize_axes(tuple(axes), ndim, "permute_dims")
+    order = tuple(axes)
+    if sorted(order) != list(range(ndim)):
+        order = normalize_axes(order, ndim, "permute_dims")
     if len(order) != ndim:
         raise ValueError(
             f"permute_dims: axes {tuple(axes)} must name each of the {ndim} axes of {x.shape} once, "

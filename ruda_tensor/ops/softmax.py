@@ -1,20 +1,22 @@
 """softmax, log_softmax and logsumexp: exponentials of differences from the largest element, which cannot overflow.
 
 The hand-derived bodies see the tensor as rows (outer, n) or (outer, n, inner) with the reduced axis second. Under
-NumPy they run in cache-sized blocks of rows, so that memory is read and written once.
+NumPy they run in cache-sized blocks of rows, so that memory is read and written once, and on all cores.
 """
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOAT32, HALF
+from ..dtypes import BOOL
 from ..operation import Composite, Primitive, apply, call
 from ..tensor import Tensor
-from ._blocks import row_blocks
 from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
+from ._numerics import share_forward, single
+from ._parallel import each_block
 from ._sums import total
 from .arithmetic import divide, multiply, negative, subtract
 from .reduce import max as largest
@@ -24,11 +26,6 @@ from .shape import broadcast_to
 from .transcendental import exp, log
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
-
-
-def single(x: Tensor) -> Tensor:
-    """Return a half tensor in float32, so that an expression over several operations is rounded once, at its end."""
-    return cast(x, FLOAT32) if x.dtype in HALF else x
 
 
 def rows(xp: Any, x: Any, axis: int) -> Any:
@@ -44,21 +41,57 @@ def row_dots(xp: Any, x: Any, y: Any) -> Any:
     return total(xp, x * y, (1,), True)
 
 
-def blocks(xp: Any, x: Any) -> Any:
-    return row_blocks(xp, x.shape[0], x[:1].nbytes)
+def row_sums(xp: Any, x: Any) -> Any:
+    """The sum of x along the second axis, kept with size 1: a dot product with ones is twice as fast as NumPy's sum."""
+    if xp is np and x.ndim == 2:
+        return np.vecdot(x, np.ones(x.shape[1], x.dtype))[:, None]
+    return total(xp, x, (1,), True)
+
+
+def blockwise(xp: Any, x: Any, body: Callable[[slice], None]) -> None:
+    """Run `body` on blocks of rows; rows of -inf alone give NaN on purpose, and the rest underflows to 0."""
+
+    def quiet(block: slice) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            body(block)
+
+    each_block(xp, x.shape[0], x[:1].nbytes, quiet)
+
+
+def _exponentials(xp: Any, x: Any, out: Any) -> Any:
+    """Write exp(x - c) into `out` with some c for each row, and return its row sums.
+
+    Any c gives the same softmax. Without one two passes of five are saved, and nothing is lost unless the sum is huge
+    or tiny; those rows are done again with c the largest element. Looking costs a wait under CuPy, so there all are.
+    """
+    if xp is not np:
+        return _exponentials_below_largest(xp, x, out)
+    np.exp(x, out=out)
+    sums = row_sums(np, out)
+    again = ~((sums > 2.0**-20) & (sums < 2.0**100)).reshape(len(x), -1).all(axis=1)
+    if again.any():
+        part = np.empty_like(x[again])
+        sums[again] = _exponentials_below_largest(np, x[again], part)
+        out[again] = part
+    return sums
+
+
+def _exponentials_below_largest(xp: Any, x: Any, out: Any) -> Any:
+    xp.subtract(x, xp.max(x, axis=1, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    return row_sums(xp, out)
 
 
 def _softmax_forward(xp: Any, x: Any, *, axis: int) -> Any:
     out = xp.empty(x.shape, x.dtype)
     source, target = rows(xp, x, axis), rows(xp, out, axis)
-    ones = xp.ones(1, x.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):  # a row of -inf alone gives NaN; the rest underflows to 0
-        for block in blocks(xp, source) if x.size else ():
-            b, o = source[block], target[block]
-            xp.subtract(b, xp.max(b, axis=1, keepdims=True), out=o)
-            xp.exp(o, out=o)
-            scale = row_dots(xp, o, xp.broadcast_to(ones, o.shape))
-            xp.multiply(o, 1 / scale, out=o)
+
+    def body(block: slice) -> None:
+        o = target[block]
+        xp.multiply(o, 1 / _exponentials(xp, source[block], o), out=o)
+
+    if x.size:
+        blockwise(xp, source, body)
     return out
 
 
@@ -66,10 +99,13 @@ def _softmax_backward(xp: Any, g: Any, out: Any, *, needs: tuple, axis: int) -> 
     """dx = p (g - sum(g p)), from dp_i/dx_j = p_i (delta_ij - p_j)."""
     dx = xp.empty(out.shape, out.dtype)
     incoming, p, target = rows(xp, g, axis), rows(xp, out, axis), rows(xp, dx, axis)
-    for block in blocks(xp, p):
+
+    def body(block: slice) -> None:
         g, q, o = incoming[block], p[block], target[block]
         xp.subtract(g, row_dots(xp, g, q), out=o)
         xp.multiply(o, q, out=o)
+
+    blockwise(xp, p, body)
     return (dx,)
 
 
@@ -106,11 +142,14 @@ def softmax(x: Tensor, /, axis: int = -1) -> Tensor:
 def _log_softmax_forward(xp: Any, x: Any, *, axis: int) -> Any:
     out = xp.empty(x.shape, x.dtype)
     source, target = rows(xp, x, axis), rows(xp, out, axis)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for block in blocks(xp, source) if x.size else ():
-            b, o = source[block], target[block]
-            xp.subtract(b, xp.max(b, axis=1, keepdims=True), out=o)
-            xp.subtract(o, xp.log(total(xp, xp.exp(o), (1,), True)), out=o)
+
+    def body(block: slice) -> None:
+        b, o = source[block], target[block]
+        xp.subtract(b, xp.max(b, axis=1, keepdims=True), out=o)
+        xp.subtract(o, xp.log(row_sums(xp, xp.exp(o))), out=o)
+
+    if x.size:
+        blockwise(xp, source, body)
     return out
 
 
@@ -118,11 +157,14 @@ def _log_softmax_backward(xp: Any, g: Any, out: Any, *, needs: tuple, axis: int)
     """dx = g - p sum(g), with p = exp(out)."""
     dx = xp.empty(out.shape, out.dtype)
     incoming, logs, target = rows(xp, g, axis), rows(xp, out, axis), rows(xp, dx, axis)
-    for block in blocks(xp, logs):
+
+    def body(block: slice) -> None:
         g, o = incoming[block], target[block]
         xp.exp(logs[block], out=o)
-        xp.multiply(o, total(xp, g, (1,), True), out=o)
+        xp.multiply(o, row_sums(xp, g), out=o)
         xp.subtract(g, o, out=o)
+
+    blockwise(xp, logs, body)
     return (dx,)
 
 
@@ -151,23 +193,6 @@ def log_softmax(x: Tensor, /, axis: int = -1) -> Tensor:
     return call(_log_softmax, (x,), {"axis": normalize_axis(axis, x.ndim, "log_softmax")})
 
 
-def _share_forward(xp: Any, x: Any, whole: Any) -> Any:
-    with np.errstate(invalid="ignore"):
-        ratio = xp.exp(x - whole)
-    ratio = xp.where(x == whole, x.dtype.type(1), ratio)
-    return xp.where(whole == -math.inf, x.dtype.type(0), ratio)
-
-
-_share = Primitive(
-    "share", _share_forward, dx=lambda g, out: multiply(g, out), dwhole=lambda g, out: negative(multiply(g, out))
-)
-
-
-def share(x: Tensor, whole: Tensor) -> Tensor:
-    """exp(x - whole), the share of exp(x) in exp(whole): 0 of nothing (-inf), and 1 where both are inf."""
-    return apply(_share, (x, whole))
-
-
 def _logsumexp_forward(xp: Any, x: Any, mask: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
     if mask is not None:
         x = xp.where(mask, x, x.dtype.type(-math.inf))
@@ -184,7 +209,7 @@ def _logsumexp_forward(xp: Any, x: Any, mask: Any, *, axis: tuple[int, ...], kee
 
 
 def _shares_forward(xp: Any, x: Any, mask: Any, whole: Any, *, axis: tuple[int, ...]) -> Any:
-    e = _share_forward(xp, x, whole)
+    e = share_forward(xp, x, whole)
     infinite = x == math.inf
     if mask is not None:
         e, infinite = xp.where(mask, e, x.dtype.type(0)), infinite & mask
@@ -215,7 +240,7 @@ def logsumexp(x: Tensor, /, axis: Any = None, *, keepdims: bool = False, where: 
 
     >>> import ruda_tensor as rt
     >>> rt.logsumexp(rt.tensor([1000.0, 1000.0], device=rt.Cpu())).item()
-    1000.693115234375
+    1000.6931762695312
     """
     x = floating(x, "logsumexp")
     static = {"axis": normalize_axes(axis, x.ndim, "logsumexp"), "keepdims": bool(keepdims)}

@@ -12,16 +12,16 @@ import numpy as np
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import cast, floating, normalize_axes, normalize_axis, pair
+from ._numerics import safe_divide, single
 from ._sums import total
 from .arithmetic import abs as magnitude
-from .arithmetic import divide, multiply, negative, pow, sign
+from .arithmetic import divide, multiply, pow, sign
 from .compare import maximum
 from .reduce import check_not_empty, count, spread
 from .reduce import max as largest
 from .reduce import min as smallest
 from .reduce import sum as add_up
 from .shape import broadcast_to
-from .softmax import single
 
 __all__ = ["cosine_similarity", "norm", "normalize", "std", "var"]
 
@@ -100,23 +100,6 @@ def std(x: Tensor, /, *, axis: Any = None, correction: float = 0.0, keepdims: bo
     1.0
     """
     return _statistic(_std, x, axis, correction, keepdims)
-
-
-def _safe_divide_forward(xp: Any, x: Any, y: Any) -> Any:
-    return xp.where(y == 0, x.dtype.type(0), x / xp.where(y == 0, x.dtype.type(1), y))
-
-
-_safe_divide = Primitive(
-    "safe_divide",
-    _safe_divide_forward,
-    dx=lambda g, y: safe_divide(g, y),
-    dy=lambda g, y, out: negative(multiply(safe_divide(g, y), out)),
-)
-
-
-def safe_divide(x: Tensor, y: Tensor) -> Tensor:
-    """x / y, and zero with zero gradients where y is zero: the subgradient at the corner of a root."""
-    return apply(_safe_divide, (x, y))
 
 
 def _norm_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool, order: float) -> Any:

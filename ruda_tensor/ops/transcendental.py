@@ -11,21 +11,23 @@ from ..operation import Primitive, apply
 from ..tensor import Tensor
 from . import activation
 from ._common import floating, pair
-from .compare import isinf, where
+from ._erf import erf_body, erfc_body
+from ._pointwise import pointwise
+from .compare import where
 
 __all__ = [
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "exp", "expm1", "hypot",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erfc", "exp", "expm1", "hypot",
     "log", "log10", "log1p", "log2", "logaddexp", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh",
 ]  # fmt: skip
 
-_sqrt = Primitive("sqrt", lambda xp, x: xp.sqrt(x), dx=lambda g, out: g * 0.5 / out)
-_rsqrt = Primitive("rsqrt", lambda xp, x: 1.0 / xp.sqrt(x), dx=lambda g, out: g * (out * out * out * -0.5))
-_exp = Primitive("exp", lambda xp, x: xp.exp(x), dx=lambda g, out: g * out)
-_expm1 = Primitive("expm1", lambda xp, x: xp.expm1(x), dx=lambda g, x: g * exp(x))
-_log = Primitive("log", lambda xp, x: xp.log(x), dx=lambda g, x: g / x)
-_log1p = Primitive("log1p", lambda xp, x: xp.log1p(x), dx=lambda g, x: g / (x + 1.0))
-_log2 = Primitive("log2", lambda xp, x: xp.log2(x), dx=lambda g, x: g / (x * math.log(2.0)))
-_log10 = Primitive("log10", lambda xp, x: xp.log10(x), dx=lambda g, x: g / (x * math.log(10.0)))
+_sqrt = Primitive("sqrt", lambda xp, x: xp.sqrt(x), poles=True, dx=lambda g, out: g * 0.5 / out)
+_rsqrt = Primitive("rsqrt", lambda xp, x: 1.0 / xp.sqrt(x), poles=True, dx=lambda g, out: g * (out * out * out * -0.5))
+_exp = Primitive("exp", lambda xp, x: xp.exp(x), poles=True, dx=lambda g, out: g * out)
+_expm1 = Primitive("expm1", lambda xp, x: xp.expm1(x), poles=True, dx=lambda g, x: g * exp(x))
+_log = Primitive("log", lambda xp, x: xp.log(x), poles=True, dx=lambda g, x: g / x)
+_log1p = Primitive("log1p", lambda xp, x: xp.log1p(x), poles=True, dx=lambda g, x: g / (x + 1.0))
+_log2 = Primitive("log2", lambda xp, x: xp.log2(x), poles=True, dx=lambda g, x: g / (x * math.log(2.0)))
+_log10 = Primitive("log10", lambda xp, x: xp.log10(x), poles=True, dx=lambda g, x: g / (x * math.log(10.0)))
 
 
 def sqrt(x: Any, /) -> Tensor:
@@ -62,8 +64,8 @@ def expm1(x: Any, /) -> Tensor:
     """Return exp(x) - 1 elementwise, accurate near 0.
 
     >>> import ruda_tensor as rt
-    >>> rt.expm1(rt.tensor([0.0, 1e-6], device=rt.Cpu())).numpy()
-    array([0.e+00, 1.e-06], dtype=float32)
+    >>> rt.expm1(rt.tensor([0.0, 1e-12], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([0.e+00, 1.e-12])
     """
     return apply(_expm1, (floating(x, "expm1"),))
 
@@ -82,8 +84,8 @@ def log1p(x: Any, /) -> Tensor:
     """Return log(1 + x) elementwise, accurate near 0.
 
     >>> import ruda_tensor as rt
-    >>> rt.log1p(rt.tensor([0.0, 1e-6], device=rt.Cpu())).numpy()
-    array([0.e+00, 1.e-06], dtype=float32)
+    >>> rt.log1p(rt.tensor([0.0, 1e-12], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([0.e+00, 1.e-12])
     """
     return apply(_log1p, (floating(x, "log1p"),))
 
@@ -92,8 +94,8 @@ def log2(x: Any, /) -> Tensor:
     """Return the logarithm to base 2 elementwise.
 
     >>> import ruda_tensor as rt
-    >>> rt.log2(rt.tensor([1.0, 8.0], device=rt.Cpu())).numpy()
-    array([0., 3.], dtype=float32)
+    >>> rt.log2(rt.tensor([1.0, 8.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([0., 3.])
     """
     return apply(_log2, (floating(x, "log2"),))
 
@@ -102,8 +104,8 @@ def log10(x: Any, /) -> Tensor:
     """Return the logarithm to base 10 elementwise.
 
     >>> import ruda_tensor as rt
-    >>> rt.log10(rt.tensor([1.0, 100.0], device=rt.Cpu())).numpy()
-    array([0., 2.], dtype=float32)
+    >>> rt.log10(rt.tensor([1.0, 100.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([0., 2.])
     """
     return apply(_log10, (floating(x, "log10"),))
 
@@ -117,6 +119,7 @@ def _log_add(xp: Any, x: Any, y: Any) -> Any:
 _logaddexp = Primitive(
     "logaddexp",
     _log_add,
+    poles=True,
     dx=lambda g, x, y: g * activation.sigmoid(_apart(x, y)),
     dy=lambda g, x, y: g * activation.sigmoid(-_apart(x, y)),
 )
@@ -136,8 +139,8 @@ def logaddexp(x: Any, y: Any, /) -> Tensor:
     Two equal infinities give that infinity and a share of one half each.
 
     >>> import ruda_tensor as rt
-    >>> rt.logaddexp(rt.tensor([0.0, 1000.0], device=rt.Cpu()), 0.0).numpy()
-    array([6.931472e-01, 1.000000e+03], dtype=float32)
+    >>> rt.logaddexp(rt.tensor([0.0, 1000.0], dtype=rt.float64, device=rt.Cpu()), 0.0).numpy()
+    array([6.93147181e-01, 1.00000000e+03])
     """
     x, y = pair(x, y, "logaddexp")
     return apply(_logaddexp, (floating(x, "logaddexp"), floating(y, "logaddexp")))
@@ -150,6 +153,7 @@ def _nonzero(r: Tensor) -> Tensor:
 _hypot = Primitive(
     "hypot",
     lambda xp, x, y: xp.hypot(x, y),
+    poles=True,
     dx=lambda g, x, out: g * (x / _nonzero(out)),
     dy=lambda g, y, out: g * (y / _nonzero(out)),
 )
@@ -189,19 +193,19 @@ def atan2(x: Any, y: Any, /) -> Tensor:
     return apply(_atan2, (floating(x, "atan2"), floating(y, "atan2")))
 
 
-_sin = Primitive("sin", lambda xp, x: xp.sin(x), dx=lambda g, x: g * cos(x))
-_cos = Primitive("cos", lambda xp, x: xp.cos(x), dx=lambda g, x: -(g * sin(x)))
-_tan = Primitive("tan", lambda xp, x: xp.tan(x), dx=lambda g, out: g * (out * out + 1.0))
+_sin = Primitive("sin", lambda xp, x: xp.sin(x), poles=True, dx=lambda g, x: g * cos(x))
+_cos = Primitive("cos", lambda xp, x: xp.cos(x), poles=True, dx=lambda g, x: -(g * sin(x)))
+_tan = Primitive("tan", lambda xp, x: xp.tan(x), poles=True, dx=lambda g, out: g * (out * out + 1.0))
 # (1 - x)(1 + x) keeps the digits that 1 - x^2 loses near its zeros
-_asin = Primitive("asin", lambda xp, x: xp.arcsin(x), dx=lambda g, x: g / sqrt((1.0 - x) * (1.0 + x)))
-_acos = Primitive("acos", lambda xp, x: xp.arccos(x), dx=lambda g, x: -g / sqrt((1.0 - x) * (1.0 + x)))
+_asin = Primitive("asin", lambda xp, x: xp.arcsin(x), poles=True, dx=lambda g, x: g / sqrt((1.0 - x) * (1.0 + x)))
+_acos = Primitive("acos", lambda xp, x: xp.arccos(x), poles=True, dx=lambda g, x: -g / sqrt((1.0 - x) * (1.0 + x)))
 _atan = Primitive("atan", lambda xp, x: xp.arctan(x), dx=lambda g, x: g / (x * x + 1.0))
-_sinh = Primitive("sinh", lambda xp, x: xp.sinh(x), dx=lambda g, x: g * cosh(x))
-_cosh = Primitive("cosh", lambda xp, x: xp.cosh(x), dx=lambda g, x: g * sinh(x))
+_sinh = Primitive("sinh", lambda xp, x: xp.sinh(x), poles=True, dx=lambda g, x: g * cosh(x))
+_cosh = Primitive("cosh", lambda xp, x: xp.cosh(x), poles=True, dx=lambda g, x: g * sinh(x))
 _tanh = Primitive("tanh", lambda xp, x: xp.tanh(x), dx=lambda g, out: g * (1.0 - out * out))
 _asinh = Primitive("asinh", lambda xp, x: xp.arcsinh(x), dx=lambda g, x: g / hypot(x, 1.0))
-_acosh = Primitive("acosh", lambda xp, x: xp.arccosh(x), dx=lambda g, x: g / (sqrt(x - 1.0) * sqrt(x + 1.0)))
-_atanh = Primitive("atanh", lambda xp, x: xp.arctanh(x), dx=lambda g, x: g / ((1.0 - x) * (1.0 + x)))
+_acosh = Primitive("acosh", lambda xp, x: xp.arccosh(x), poles=True, dx=lambda g, x: g / (sqrt(x - 1.0) * sqrt(x + 1.0)))
+_atanh = Primitive("atanh", lambda xp, x: xp.arctanh(x), poles=True, dx=lambda g, x: g / ((1.0 - x) * (1.0 + x)))
 
 
 def sin(x: Any, /) -> Tensor:
@@ -322,3 +326,32 @@ def atanh(x: Any, /) -> Tensor:
     array([0.        , 0.54930614])
     """
     return apply(_atanh, (floating(x, "atanh"),))
+
+
+_BELL = 2.0 / math.sqrt(math.pi)
+_erf = Primitive(
+    "erf", lambda xp, x: pointwise(xp, erf_body, (x,)), dx=lambda g, x: g * (exp(-(x * x)) * _BELL)
+)
+_erfc = Primitive(
+    "erfc", lambda xp, x: pointwise(xp, erfc_body, (x,)), dx=lambda g, x: g * (exp(-(x * x)) * -_BELL)
+)
+
+
+def erf(x: Any, /) -> Tensor:
+    """Return the error function 2/sqrt(pi) * integral of exp(-t^2) from 0 to x.
+
+    >>> import ruda_tensor as rt
+    >>> rt.erf(rt.tensor([0.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([0.        , 0.84270079])
+    """
+    return apply(_erf, (floating(x, "erf"),))
+
+
+def erfc(x: Any, /) -> Tensor:
+    """Return 1 - erf(x) without cancellation: its relative error is small however small it gets.
+
+    >>> import ruda_tensor as rt
+    >>> rt.erfc(rt.tensor([0.0, 10.0], dtype=rt.float64, device=rt.Cpu())).numpy()
+    array([1.00000000e+00, 2.08848758e-45])
+    """
+    return apply(_erfc, (floating(x, "erfc"),))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,20 +28,24 @@ def train(*arguments: object, path: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True, timeout=250)
 
 
-def contents(out: Path) -> dict:
-    """All numbers of a checkpoint by place: parameter ids, which differ from run to run, are replaced by paths."""
+def contents(out: Path) -> Any:
+    """All of a checkpoint, to compare: parameter ids, which differ from run to run, become their places in the model."""
     data = BinFileRecorder().load(out / "checkpoint")
-    path_of = {identity: path for path, (identity, _) in data["model"]["places"].items()}
-    return {
-        "weights": {path_of[p["id"]]: p["value"].tobytes() for p in data["model"]["params"]},
-        "moments": {
-            path_of[key]: {name: value if isinstance(value, int) else value.tobytes() for name, value in state.items()}
-            for key, state in data["optimizer"]["states"].items()
-        },
-        "pending": {path_of[g["id"]]: g["value"].tobytes() for g in data["gradients"]},
-        "schedule": data["scheduler"]["calls"],
-        "state": data["state"],
-    }
+    names = {entry["id"]: f"parameter {i}" for i, entry in enumerate(data["model"]["params"])}
+    assert len(names) == 6
+
+    def comparable(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return str(value.dtype), value.shape, value.tobytes()
+        if isinstance(value, dict):
+            return {names.get(name, name): comparable(inner) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            inner = [comparable(v) for v in value]
+            named = all(isinstance(v, dict) and "id" in v for v in inner)
+            return sorted(inner, key=lambda v: v["id"]) if named else inner
+        return names.get(value, value) if isinstance(value, str) else value
+
+    return comparable(data)
 
 
 @pytest.mark.slow
@@ -49,32 +54,32 @@ def test_it_reaches_the_goal_and_leaves_its_files(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy = re.search(r"test accuracy\s+([0-9.]+)", done.stdout)
     assert accuracy and float(accuracy[1]) >= 0.97
-    for told in ("parameters     17,226", "checkpoint.bin, curves.png, misclassified.png", "cross-entropy"):
+    for told in ("parameters     50,826", "checkpoint.bin, curves.png, misclassified.png", "cross-entropy"):
         assert told in done.stdout
     assert "100%" in done.stderr and "test_accuracy=" in done.stderr and "loss=" in done.stderr
     for name in ("curves.png", "misclassified.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize("stop_after", [20, 45, 66], ids=["window full", "end of an epoch", "mid window, epoch 1"])
+@pytest.mark.parametrize("stop_after", [20, 90, 111], ids=["window full", "end of an epoch", "mid window, epoch 1"])
 def test_stopping_and_resuming_in_a_new_process_gives_the_same_bits(tmp_path, stop_after):
     straight, parts = tmp_path / "straight", tmp_path / "parts"
     common = ("--device", "cpu", "--epochs", 2)
     assert "epoch 2" in train(*common, "--out", straight).stdout
     stopped = train(*common, "--out", parts, "--stop-after", stop_after)
     assert "stopped early" in stopped.stdout
-    assert len(contents(parts)["pending"]) == (6 if stop_after % 2 else 0)
-    assert contents(parts)["weights"] != contents(straight)["weights"]
+    assert len(contents(parts)["gradients"]) == (6 if stop_after % 2 else 0)
+    assert contents(parts)["model"] != contents(straight)["model"]
     assert "epoch 2" in train(*common, "--out", parts, "--resume").stdout
     assert contents(parts) == contents(straight)
 
 
 def test_the_seed_decides_the_run(tmp_path):
-    weights = []
+    models = []
     for seed in (1, 1, 2):
         train("--device", "cpu", "--epochs", 1, "--stop-after", 6, "--seed", seed, "--out", tmp_path)
-        weights.append(contents(tmp_path)["weights"])
-    assert weights[0] == weights[1] != weights[2]
+        models.append(contents(tmp_path)["model"])
+    assert models[0] == models[1] != models[2]
 
 
 def test_exit_code_1_below_the_goal(tmp_path):
@@ -112,7 +117,7 @@ def test_cuda_without_a_gpu_says_why(tmp_path):
 def test_a_run_on_the_gpu_reaches_the_goal_and_resumes_bit_exactly(tmp_path):
     done = train("--device", "cuda", "--epochs", 2, "--out", tmp_path / "a")
     assert "Cuda" in done.stdout, done.stderr
-    train("--device", "cuda", "--epochs", 2, "--out", tmp_path / "b", "--stop-after", 51)
+    train("--device", "cuda", "--epochs", 2, "--out", tmp_path / "b", "--stop-after", 111)
     train("--device", "cuda", "--epochs", 2, "--out", tmp_path / "b", "--resume")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
@@ -152,13 +157,13 @@ def test_a_crop_moves_an_image_by_its_own_corner(parts):
     np.testing.assert_array_equal(data.centred(images).numpy()[0], got[0].ravel())
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 3, 11])
+@pytest.mark.parametrize("wrong", [0, 1, 11, 60])
 def test_the_pictures_can_be_drawn_whatever_the_number_of_mistakes(parts, tmp_path, wrong):
     _, plots = parts
-    truth = np.arange(20) % 10
-    probabilities = np.full((20, 10), 0.01)
-    probabilities[np.arange(20), np.where(np.arange(20) < wrong, (truth + 1) % 10, truth)] = 0.91
-    plots.draw_misclassified(np.zeros((20, 64)), truth, probabilities, tmp_path / "a.png")
+    truth = np.arange(80) % 10
+    probabilities = np.full((80, 10), 0.01)
+    probabilities[np.arange(80), np.where(np.arange(80) < wrong, (truth + 1) % 10, truth)] = 0.91
+    plots.draw_misclassified(np.zeros((80, 64)), truth, probabilities, tmp_path / "a.png")
     history = {name: [0.5] * (1 + wrong) for name in ("loss", "accuracy", "test_loss", "test_accuracy")}
     plots.draw_curves(history, 0.97, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes().startswith(PNG) and (tmp_path / "b.png").read_bytes().startswith(PNG)

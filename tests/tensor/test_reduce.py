@@ -1,7 +1,6 @@
 """Reductions, statistics, norms and sets: edge cases, dtypes and errors beside the rows of tests/specs/reduce.py."""
 from __future__ import annotations
 
-import array_api_strict as strict
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,18 +9,7 @@ from hypothesis import strategies as st
 import ruda_autodiff as ra
 import ruda_tensor as rt
 
-CPU = rt.Cpu()
-
-
-def gradient(f, values, device=CPU, dtype=rt.float32):
-    """The gradient of the sum of f at `values`, as a NumPy array."""
-    x = rt.tensor(np.asarray(values, np.float64), dtype=dtype, device=device).require_grad()
-    return rt.astype(x.grad(rt.sum(f(x)).backward()), rt.float64).numpy()
-
-
-def close(found, expected, rtol=1e-5, atol=1e-7):
-    np.testing.assert_allclose(found.numpy() if isinstance(found, rt.Tensor) else found, expected, rtol=rtol, atol=atol)
-
+from ._helpers import CPU, close, gradient
 
 # singular points
 
@@ -46,7 +34,8 @@ def test_GRAD_05_second_derivative_at_a_zero_vector_is_zero():
 @pytest.mark.parametrize("order", [2, 3])
 def test_norm_neither_overflows_nor_vanishes(device, scale, order):
     x = np.array([3.0, 4.0, 0.0]) * scale
-    close(rt.norm(rt.tensor(x, dtype=rt.float32, device=device), order), (3.0**order + 4.0**order) ** (1 / order) * scale)
+    length = (3.0**order + 4.0**order) ** (1 / order) * scale
+    close(rt.norm(rt.tensor(x, dtype=rt.float32, device=device), order), length)
     close(gradient(lambda x: rt.norm(x, order), x, device), gradient(lambda x: rt.norm(x, order), x, CPU, rt.float64))
 
 
@@ -177,7 +166,10 @@ def test_SHAPE_08_extremes_of_empty_tensors(device):
         rt.norm(rt.zeros((0,), device=device), rt.inf)
 
 
-@pytest.mark.parametrize("name,value", [("sum", 0.0), ("mean", np.nan), ("prod", 1.0), ("norm", 0.0), ("var", np.nan), ("std", np.nan)])
+@pytest.mark.parametrize(
+    "name,value",
+    [("sum", 0.0), ("mean", np.nan), ("prod", 1.0), ("norm", 0.0), ("var", np.nan), ("std", np.nan)],
+)
 def test_SHAPE_08_reductions_of_nothing(device, name, value):
     reduce = getattr(rt, name)
     close(reduce(rt.zeros((0,), device=device)), value)
@@ -217,7 +209,10 @@ def test_DTYPE_02_sums_of_halves_do_not_stall(device, dtype):
 def test_DTYPE_08_integers_and_bools(device):
     assert rt.mean(rt.tensor([1, 2], device=device)).item() == 1.5
     assert rt.sum(rt.tensor([True, True, True], device=device)).item() == 3
-    for dtype, wide in [("bool", "int32"), ("int8", "int32"), ("int32", "int32"), ("int64", "int64"), ("uint8", "uint32"), ("uint64", "uint64")]:
+    for dtype, wide in [
+        ("bool", "int32"), ("int8", "int32"), ("int32", "int32"), ("int64", "int64"), ("uint8", "uint32"),
+        ("uint64", "uint64"),
+    ]:  # fmt: skip
         x = rt.ones((300,), dtype=getattr(rt, dtype), device=device)
         for y in (rt.sum(x), rt.prod(x), rt.cumsum(x)):
             assert y.dtype == getattr(rt, wide)
@@ -227,12 +222,14 @@ def test_DTYPE_08_integers_and_bools(device):
     assert rt.sum(rt.ones(3, device=device), dtype=rt.float64).dtype == rt.float64
 
 
-@pytest.mark.parametrize("shape,axis", [((100_000, 3), 0), ((3, 40_000, 5), 1), ((4096, 600), 0), ((70, 90, 8), (0, 1))])
+@pytest.mark.parametrize(
+    "shape,axis", [((100_000, 3), 0), ((3, 40_000, 5), 1), ((4096, 600), 0), ((70, 90, 8), (0, 1))]
+)
 def test_sums_over_leading_axes_are_accurate(shape, axis):
     x = np.random.default_rng(1).random(shape, dtype=np.float32)
     exact = x.sum(axis, dtype=np.float64)
     close(rt.sum(rt.tensor(x, device=CPU), axis=axis), exact, rtol=1e-6)
-    close(rt.mean(rt.tensor(x, device=CPU), axis=axis), exact / np.prod([shape[a] for a in np.atleast_1d(axis)]), rtol=1e-6)
+    close(rt.mean(rt.tensor(x, device=CPU), axis=axis), x.mean(axis, dtype=np.float64), rtol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 80, 81, 99, 100])
@@ -275,6 +272,7 @@ def test_errors_name_the_operation_and_the_axis():
 
 
 def test_sets_follow_the_array_api_with_nans_and_zeros(device):
+    strict = pytest.importorskip("array_api_strict")
     values = np.array([[2.0, np.nan, -0.0], [0.0, np.nan, 2.0]])
     found = rt.unique_all(rt.tensor(values, device=device))
     expected = strict.unique_all(strict.asarray(values))
@@ -293,7 +291,7 @@ def test_unique_of_every_kind(device, dtype):
     assert found.values.dtype == x.dtype
     flat = rt.astype(x, rt.float64).numpy().reshape(-1)
     close(rt.astype(found.values, rt.float64).numpy()[found.inverse_indices.numpy()], flat.reshape(4, 5))
-    close(flat[found.indices.numpy()], rt.astype(found.values, rt.float64))
+    close(rt.astype(found.values, rt.float64), flat[found.indices.numpy()])
     close(found.counts, np.unique(flat, return_counts=True)[1])
 
 

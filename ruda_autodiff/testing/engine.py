@@ -1,0 +1,225 @@
+"""The check itself: a function on vectors and its pull-back against numerical derivatives.
+
+Random directions come first: for v over all inputs and w over all outputs, <w, J v> (numerical) must equal
+<J^T w, v> (analytic). The magnitudes of v and w lie between 1/2 and 3/2 of their scale with random signs, so an error
+e in one entry of J moves the difference by |e v_j w_i| >= |e|/4 always: one direction sees it, wherever it is. Where
+a direction disagrees, halving v leads to an entry, which is judged again with other steps (entries.py). Small
+functions are compared entry by entry as well.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from .differences import START, Curve, Estimate, derivatives, measure_noise
+from .report import GradientReport, KinkNearby, LowPrecision, NonFinite, NotDeterministic, missing_error
+from .structure import Space, element
+
+SAFETY = 4.0  # how many times its estimated error a numerical derivative may be off
+FLAT = 1e-6  # a slope this small beside the value per scale of the input counts as zero, so it need not be resolved
+FULL_COLUMNS, FULL_ENTRIES = 80, 600
+MOST_KINKS = 16
+
+Pull = Callable[[np.ndarray], tuple[np.ndarray, list[int]]]
+
+
+class Function(Protocol):
+    """What is checked. `linearize(x)` returns w -> (J^T w, the inputs that got no gradient)."""
+
+    inputs: Space
+    outputs: Space
+
+    def evaluate(self, x: np.ndarray) -> np.ndarray: ...
+
+    def linearize(self, x: np.ndarray) -> Pull: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of check_gradients and check_vjp that concern the engine."""
+
+    directions: int = 2
+    full: bool | None = None
+    seed: Any = 0
+    rtol: float = 1e-8
+    resolution: float = 1e-3
+    precision: float = 1e-9
+    step: float | None = None
+    kinks: str = "raise"
+
+    def __post_init__(self) -> None:
+        if self.directions < 0 or (self.directions == 0 and self.full is not True):
+            raise ValueError(f"directions must be at least 1 (or 0 with full=True), got {self.directions!r}")
+        if self.kinks not in ("raise", "ignore"):
+            raise ValueError(f"kinks must be 'raise' or 'ignore', got {self.kinks!r}")
+        for name in ("rtol", "resolution", "precision"):
+            value = getattr(self, name)
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+        if self.step is not None and not self.step > 0.0:
+            raise ValueError(f"step must be positive, got {self.step!r}")
+
+
+@dataclass
+class Verdict:
+    """One comparison: `resolved` says whether an error could have been seen; `size` is what errors are relative to."""
+
+    agrees: bool
+    resolved: bool
+    analytic: float
+    numerical: float
+    error: float
+    size: float
+
+    @property
+    def passed(self) -> bool:
+        return self.agrees and self.resolved
+
+
+class Checker:
+    """One check at one point."""
+
+    def __init__(self, function: Function, x: np.ndarray, options: Options, order: int = 1) -> None:
+        self.function, self.x, self.options, self.order = function, x, options, order
+        self.rng = np.random.default_rng(options.seed)
+        self.report = GradientReport(order)
+        at_x = self._at_the_point()
+        self.inputs, self.outputs = function.inputs, function.outputs
+        self.curve = Curve(function.evaluate, x, at_x)
+        self.pull = function.linearize(x)
+        self.scale = self.inputs.expand([_scale(part) for part in self.inputs.split(x)])
+        self.start = START if options.step is None else options.step
+
+    def run(self) -> GradientReport:
+        from .entries import Judge
+
+        n, m = self.inputs.size, self.outputs.size
+        if n == 0 or m == 0:
+            self.pull(np.zeros(m))  # still: it runs, and gives the right shapes and dtypes
+            return self.report
+        judge = Judge(self)
+        for k in range(self.options.directions):
+            self.direction(judge, first=k == 0)
+        full = n <= FULL_COLUMNS and m <= FULL_COLUMNS and n * m <= FULL_ENTRIES
+        if full if self.options.full is None else self.options.full:
+            judge.all()
+        self.report.evaluations = self.curve.evaluations + 2
+        self.report.kinks = len(judge.kinks)
+        if judge.kinks and self.options.kinks == "raise":
+            raise KinkNearby(next(iter(judge.kinks.values())))
+        return self.report
+
+    def _at_the_point(self) -> np.ndarray:
+        """f(x), after the checks that it is finite and comes out the same twice."""
+        for name, part in zip(self.function.inputs.names, self.function.inputs.split(self.x)):
+            if not np.isfinite(part).all():
+                raise NonFinite(f"input '{name}' holds NaN or inf; a derivative needs a finite point")
+        y, again = self.function.evaluate(self.x), self.function.evaluate(self.x)
+        if y.shape != again.shape or not np.array_equal(y, again, equal_nan=True):
+            raise NotDeterministic(
+                "two evaluations at the same point differ; fix the random numbers inside f, for example "
+                "rt.random.seed(0) as its first line, or pass them in as an input"
+            )
+        bad = np.flatnonzero(~np.isfinite(y))
+        if bad.size:
+            name = element(*self.function.outputs.locate(int(bad[0])))
+            raise NonFinite(f"{name} is {y[bad[0]]} at the point; move the inputs into the domain of f, or leave it out")
+        return y
+
+    def draw(self, size: int) -> np.ndarray:
+        """Random signs, magnitudes between 1/2 and 3/2: no entry has little weight, and two errors do not cancel."""
+        return self.rng.choice([-1.0, 1.0], size) * self.rng.uniform(0.5, 1.5, size)
+
+    def along(self, v: np.ndarray) -> Estimate:
+        return derivatives(self.curve, v[None], start=self.start)
+
+    def direction(self, judge: Any, first: bool) -> None:
+        """Compare <w, J v> with <J^T w, v>; where they differ, find the entry and have it judged."""
+        v, w = self.draw(self.inputs.size) * self.scale, self.draw(self.outputs.size)
+        g, missing = self.pull(w)
+        found = self.along(v)
+        if first:
+            self.same_gradient_twice(w, g)
+            self.measure(v, found)
+        self.check_missing(missing, w)
+        verdict = self.compare(g, v, w, found)
+        self.report.directions += 1
+        for _ in range(MOST_KINKS):
+            if verdict.passed:
+                if verdict.size:
+                    self.report.saw(abs(verdict.analytic - verdict.numerical) / verdict.size, verdict.error / verdict.size)
+                return
+            j = self.halve(v, w, g)
+            judge.column(j, w, verdict)  # raises, unless all that is amiss is a kink
+            v[j] = 0.0
+            if not v.any():
+                return
+            verdict = self.compare(g, v, w, self.along(v))
+        raise KinkNearby(f"more than {MOST_KINKS} inputs are at kinks; the first: {next(iter(judge.kinks.values()))}")
+
+    def compare(self, g: np.ndarray, v: np.ndarray, w: np.ndarray, found: Estimate) -> Verdict:
+        """The verdict on a direction. Errors of components add up in quadrature, for the signs of w are random."""
+        terms = g * v
+        analytic, numerical = float(terms.sum()), float(w @ np.nan_to_num(found.value[0]))
+        error = SAFETY * float(np.linalg.norm(w * found.error[0]))
+        spread = float(np.linalg.norm(terms))
+        agrees = abs(analytic - numerical) <= error + self.options.rtol * spread  # False for NaN
+        size = max(abs(analytic), abs(numerical), spread)
+        seen = error <= self.options.resolution * max(size, FLAT * float(np.linalg.norm(w * self.curve.at_x)))
+        return Verdict(agrees, seen, analytic, numerical, error, size)
+
+    def same_gradient_twice(self, w: np.ndarray, g: np.ndarray) -> None:
+        if not np.array_equal(self.pull(w)[0], g, equal_nan=True):
+            raise NotDeterministic("two runs of the derivative rule with the same incoming gradient differ")
+
+    def measure(self, v: np.ndarray, found: Estimate) -> None:
+        """Learn the noise of f, and say so where it has far fewer digits than float64."""
+        noise = measure_noise(self.curve, v, found)
+        for name, part, at_x in zip(self.outputs.names, self.outputs.split(noise), self.outputs.split(self.curve.at_x)):
+            size, worst = float(np.abs(at_x).max(initial=0.0)), float(part.max(initial=0.0))
+            if size and worst > self.options.precision * size:
+                raise LowPrecision(
+                    f"{name} is computed to {-np.log10(worst / size):.0f} digits only: beside the point it is off its tangent "
+                    f"by {worst:.1e}. Does f convert to float32, or subtract large numbers? Compute in the dtype of the "
+                    f"inputs, or accept it: precision={2 * worst / size:.0e}"
+                )
+        self.curve.noise = noise
+
+    def check_missing(self, missing: list[int], w: np.ndarray) -> None:
+        """A missing gradient is right only where f does not change with that input."""
+        for k in missing:
+            block = self.inputs.block(k)
+            v = np.zeros(self.inputs.size)
+            v[block] = self.draw(v[block].size) * self.scale[block]
+            if v.any():
+                found = self.along(v)
+                numerical = float(w @ np.nan_to_num(found.value[0]))
+                if abs(numerical) > SAFETY * float(np.linalg.norm(w * found.error[0])):
+                    raise missing_error(self.inputs.names[k], numerical, self.order)
+
+    def halve(self, v: np.ndarray, w: np.ndarray, g: np.ndarray) -> int:
+        """Return an input that disagrees on its own, by halving the set of inputs that are moved."""
+        support = np.flatnonzero(v)
+        while len(support) > 1:
+            parts = []
+            for half in np.array_split(support, 2):
+                part = np.zeros_like(v)
+                part[half] = v[half]
+                parts.append((self.compare(g, part, w, self.along(part)), half))
+            # Of two halves that pass, the one that is further off its estimate leads on.
+            support = max(parts, key=lambda p: (not p[0].passed, _excess(p[0])))[1]
+        return int(support[0])
+
+
+def _excess(v: Verdict) -> float:
+    apart = abs(v.analytic - v.numerical)
+    return apart / (v.error + 1e-300) if np.isfinite(apart) else np.inf
+
+
+def _scale(part: np.ndarray) -> float:
+    """How far an input is moved by a step of 1: the size of its values, since nothing else is known of it."""
+    size = float(np.sqrt(np.mean(part**2))) if part.size else 0.0
+    return max(size, 1e-3) if size else 1.0

@@ -1,0 +1,182 @@
+"""Single entries of the Jacobian: compared one by one, judged, and explained where they are wrong or at a kink."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .differences import Estimate, Kinks, derivatives, find_kinks, second_opinion
+from .engine import FLAT, FULL_COLUMNS, SAFETY, Verdict
+from .hints import hint_for
+from .report import Entry, GradientMismatch, Inconclusive, NonFinite
+from .structure import element
+
+if TYPE_CHECKING:
+    from .engine import Checker
+
+ROUNDING = 1e-13  # of the largest entry: what summing in another order leaves in an entry that should be 0
+
+
+class Judge:
+    """Judges entries d f_i / d x_j for a Checker, and remembers those at kinks by (i, j)."""
+
+    def __init__(self, checker: Checker) -> None:
+        self.checker = checker
+        self.kinks: dict[tuple[int, int], str] = {}
+
+    # all entries of a small function
+    def all(self) -> None:
+        """Compare the whole Jacobian: the numerical one by columns, the analytic one by rows."""
+        c = self.checker
+        n, m = c.inputs.size, c.outputs.size
+        found = derivatives(c.curve, np.diag(c.scale), start=c.start)
+        numerical, error = (found.value / c.scale[:, None]).T, (found.error / c.scale[:, None]).T
+        analytic = np.stack([c.pull(row)[0] for row in np.eye(m)])
+        c.report.entries = n * m
+        wrong = [j for j in range(n) if not self.column_passes(j, analytic, numerical, error)]
+        worst: list[tuple[float, Entry, Verdict, Kinks, int, int]] = []
+        for j in wrong:
+            again = self.estimate(j)
+            kinks = find_kinks(c.curve, self.unit(j), c.start)
+            largest = float(np.abs(analytic[:, c.inputs.block(c.inputs.owner(j))]).max())
+            for i in range(m):
+                entry = self.entry(i, j, analytic[i, j], again.value[0, i], again.error[0, i])
+                verdict = self.verdict(entry, largest)
+                if not verdict.passed and not self.at_kink(entry, verdict, kinks, i, j):
+                    worst.append((entry.relative_error if not verdict.agrees else -1.0, entry, verdict, kinks, i, j))
+        if worst:
+            _, entry, verdict, _, _, j = max(worst, key=lambda w: w[0])
+            count = sum(not w[2].agrees for w in worst)
+            raise self.error(entry, verdict, j, how="comparing every entry", wrong=f" ({count} of {n * m} entries are)")
+
+    def column_passes(self, j: int, analytic: np.ndarray, numerical: np.ndarray, error: np.ndarray) -> bool:
+        """Compare one column of three (m, n) arrays, and note in the report what was seen."""
+        c = self.checker
+        a, n, e = analytic[:, j], numerical[:, j], SAFETY * error[:, j]
+        largest = float(np.abs(analytic[:, c.inputs.block(c.inputs.owner(j))]).max())
+        size = np.maximum(np.abs(a), np.abs(n))
+        apart = np.abs(a - n)
+        seen = e <= c.options.resolution * np.maximum(np.maximum(size, largest), FLAT * np.abs(c.curve.at_x) / c.scale[j])
+        if not (seen & (apart <= e + c.options.rtol * size + ROUNDING * largest)).all():
+            return False
+        if largest:
+            c.report.saw(float(apart.max() / largest), float(e.max() / largest))
+        return True
+
+    # one column, where a random direction led to
+    def column(self, j: int, w: np.ndarray, direction: Verdict) -> None:
+        """Judge the derivatives of all outputs by input j: raise, unless all that is amiss is at a kink."""
+        c = self.checker
+        numerical = self.estimate(j)
+        analytic, rows = self.analytic_column(j, w, numerical)
+        kinks = find_kinks(c.curve, self.unit(j), c.start)
+        at_kinks = 0
+        for i in rows:
+            entry = self.entry(i, j, analytic[i], numerical.value[0, i], numerical.error[0, i])
+            verdict = self.verdict(entry)
+            if not verdict.passed:
+                if not self.at_kink(entry, verdict, kinks, i, j):
+                    raise self.error(entry, verdict, j, how="halving a random direction")
+                at_kinks += 1
+        if not at_kinks:
+            raise self.unlocated(direction, j, w, numerical)
+
+    def unit(self, j: int) -> np.ndarray:
+        v = np.zeros(self.checker.inputs.size)
+        v[j] = self.checker.scale[j]
+        return v
+
+    def estimate(self, j: int) -> Estimate:
+        """d f / d x_j, by two runs with different steps."""
+        c, v = self.checker, self.unit(j)[None]
+        found = second_opinion(c.curve, v, derivatives(c.curve, v, start=c.start), start=c.start)
+        return Estimate(found.value / c.scale[j], found.error / c.scale[j], found.step * c.scale[j])
+
+    def analytic_column(self, j: int, w: np.ndarray, numerical: Estimate) -> tuple[np.ndarray, list[int]]:
+        """The analytic d f_i / d x_j, for every output where they are few, else for the one that halving w leads to."""
+        c, m = self.checker, self.checker.outputs.size
+        out = np.zeros(m)
+        rows = np.arange(m)
+        while len(rows) > 1 and m > FULL_COLUMNS:
+            halves = []
+            for half in np.array_split(rows, 2):
+                part = np.zeros(m)
+                part[half] = w[half]
+                apart = abs(c.pull(part)[0][j] - part @ np.nan_to_num(numerical.value[0]))
+                error = float(np.linalg.norm(part * numerical.error[0]))
+                halves.append((apart / (error + 1e-300) if np.isfinite(apart) else np.inf, half))
+            rows = max(halves, key=lambda pair: pair[0])[1]
+        for i in rows:
+            unit = np.zeros(m)
+            unit[i] = 1.0
+            out[i] = c.pull(unit)[0][j]
+        return out, [int(i) for i in rows]
+
+    # one entry
+    def entry(self, i: int, j: int, analytic: float, numerical: float, error: float) -> Entry:
+        c = self.checker
+        return Entry(
+            *c.inputs.locate(j), *c.outputs.locate(i), float(analytic), float(numerical), float(error),
+            at=float(c.x[j]), scale=float(c.scale[j]), result=float(c.curve.at_x[i]),
+        )  # fmt: skip
+
+    def verdict(self, entry: Entry, largest: float = 0.0) -> Verdict:
+        """`largest` is the size of the entry's neighbours, whose rounding it shares."""
+        options = self.checker.options
+        a, n = entry.analytic, entry.numerical
+        size, error = max(abs(a), abs(n)), SAFETY * entry.estimate
+        agrees = abs(a - n) <= error + options.rtol * size + ROUNDING * largest  # False for NaN
+        seen = error <= options.resolution * max(size, largest, FLAT * abs(entry.result) / entry.scale)
+        return Verdict(agrees, seen, a, n, error, max(size, largest))
+
+    def at_kink(self, entry: Entry, verdict: Verdict, kinks: Kinks, i: int, j: int) -> bool:
+        """True, and noted, where f has a kink and the rule gives a slope between those of the two sides."""
+        jump = abs(kinks.jump[i]) / entry.scale
+        # The numerical value is the middle of the two slopes, or anything between where a step straddles the kink.
+        if not kinks.found[i] or not (verdict.agrees or abs(verdict.analytic - verdict.numerical) <= 1.05 * jump):
+            return False
+        name, of = element(entry.input, entry.index), element(entry.output, entry.output_index)
+        kind = "jumps" if kinks.sudden[i] else "has a kink"
+        self.kinks[i, j] = (
+            f"{of} {kind} at or near {name} = {entry.at!r}: the slopes on its two sides differ by {jump:.6g}, and the rule "
+            f"says {entry.analytic:.6g}, which no finite difference can confirm; move the point away from it, or leave such "
+            "entries out: kinks='ignore'"
+        )
+        return True
+
+    def error(self, entry: Entry, verdict: Verdict, j: int, *, how: str, wrong: str = "") -> Exception:
+        """What to raise for an entry that did not pass and is at no kink."""
+        name, of = element(entry.input, entry.index), element(entry.output, entry.output_index)
+        if not np.isfinite(entry.estimate):
+            refused = self.checker.curve.refused
+            return NonFinite(
+                f"{of} is finite at the point, but not on both sides of {name} = {entry.at!r}: the edge of its domain"
+                f"{f' (it raised {refused!r})' if refused else ''}; move the point inside"
+            )
+        if not verdict.agrees:
+            hint = hint_for(self.checker, self.checker.inputs.owner(j))
+            return GradientMismatch.of(entry, order=self.checker.order, wrong=wrong, hint=hint, how=how)
+        return Inconclusive(
+            f"d {of} / d {name} is known only to +- {entry.estimate:.1e} (about {entry.numerical:.6g}) by finite differences: f "
+            f"changes too fast or is too noisy near {name} = {entry.at!r}; choose another point or a first step: step=1e-4"
+        )
+
+    def unlocated(self, v: Verdict, j: int, w: np.ndarray, numerical: Estimate) -> Exception:
+        """A disagreement that no single entry with a unit incoming gradient shows."""
+        c = self.checker
+        here = float(w @ np.nan_to_num(numerical.value[0]))
+        analytic, error = float(c.pull(w)[0][j]), SAFETY * float(np.linalg.norm(w * numerical.error[0]))
+        name = element(*c.inputs.locate(j))
+        if not v.resolved or abs(analytic - here) <= error + c.options.rtol * abs(here):
+            return Inconclusive(
+                f"the derivative along a random direction is known only to +- {v.error:.1e} (about {v.numerical:.6g}), or "
+                "estimates with different steps disagree; choose another point or a first step: step=1e-4"
+            )
+        hint = "each unit incoming gradient gives the right entry: the rule is not linear in g, or mixes those of several results"
+        out = GradientMismatch(
+            f"the derivative of order {c.order} by {name} is wrong for a random incoming gradient\n"
+            f"  analytic       {analytic!r}\n  numerical      {here!r} +- {error:.1e}\n  hint           {hint}"
+        )
+        out.input, out.index = c.inputs.locate(j)
+        out.analytic, out.numerical, out.estimate, out.order, out.hint = analytic, here, error, c.order, hint
+        return out

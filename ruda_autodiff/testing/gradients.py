@@ -1,0 +1,249 @@
+"""check_gradients: functions of tensors, to first and second order."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ruda_tensor import backend
+from ruda_tensor.dtypes import FLOAT64, is_floating
+from ruda_tensor.tensor import Tensor
+
+from ..functional import Recording
+from ..tape import no_grad
+from ..trees import tensors_of
+from .engine import Checker, Options
+from .report import GradientMismatch, GradientReport, LowPrecision
+from .structure import Space, argument_names, named_tensors, with_tensors
+
+
+def place(values: np.ndarray, like: Tensor) -> Tensor:
+    """Return float64 values as a tensor where `like` is, with its strides on the CPU: layouts are part of a test."""
+    if like.device.kind != "cpu":
+        with like.device.guard():
+            return Tensor._wrap(like.device.xp.asarray(values), like.device)
+    return Tensor._wrap(_with_strides(values, like._data), like.device)
+
+
+def _with_strides(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    if like.flags.c_contiguous or not like.size:
+        return np.array(values)
+    steps = [s // like.itemsize if n > 1 else 0 for s, n in zip(like.strides, like.shape)]
+    if any(s == 0 and n > 1 for s, n in zip(steps, like.shape)):
+        return np.array(values)  # elements that share memory cannot be moved one by one
+    first = sum(-s * (n - 1) for s, n in zip(steps, like.shape) if s < 0)
+    last = first + sum(s * (n - 1) for s, n in zip(steps, like.shape) if s > 0)
+    memory = np.full(last + 1, np.nan)
+    out = np.lib.stride_tricks.as_strided(memory[first:], like.shape, [8 * s for s in steps])
+    out[...] = values
+    return out
+
+
+def host(x: Tensor) -> np.ndarray:
+    """The values of a tensor as float64 on the host."""
+    return np.asarray(backend.to_host(x._data)).astype(np.float64)
+
+
+def named_results(value: Any) -> list[tuple[str, Tensor]]:
+    """(name, tensor) for the floating tensors that a function returned."""
+    return [(name, y) for name, y in named_tensors(value, "output") if is_floating(y.dtype)]
+
+
+class OnTape:
+    """A function of tensors as an engine Function: evaluated without a tape, linearized with one."""
+
+    def __init__(self, f: Callable, inputs: tuple, wrt: Any) -> None:
+        self.f, self.arguments = f, inputs
+        names = argument_names(f, len(inputs))
+        self.chosen = _chosen(names, inputs, wrt)
+        tensors = [pair for i in self.chosen for pair in named_tensors(inputs[i], names[i])]
+        floats = [(name, x) for name, x in tensors if is_floating(x.dtype)]
+        if not floats:
+            kinds = ", ".join(type(x).__name__ for x in inputs) or "nothing"
+            raise TypeError(
+                f"check_gradients: needs a tensor of a floating dtype to differentiate by, got {kinds}; for functions of "
+                "NumPy or other arrays there is check_vjp(f, vjp, *arrays)"
+            )
+        self.templates = [x for _, x in floats]
+        self.inputs = Space([name for name, _ in floats], [x.shape for _, x in floats])
+        self.outputs = Space([], [])
+
+    def start(self) -> np.ndarray:
+        return self.inputs.join([host(x) for x in self.templates])
+
+    def at(self, x: np.ndarray) -> list[Any]:
+        """The arguments at x: floating tensors in float64 (those not differentiated as well), everything else as it was."""
+        moved = iter([place(part, like) for part, like in zip(self.inputs.split(x), self.templates, strict=True)])
+        out = []
+        for i, argument in enumerate(self.arguments):
+            tensors = tensors_of(argument)
+            new = [self.constant(t) if i not in self.chosen or not is_floating(t.dtype) else next(moved) for t in tensors]
+            out.append(with_tensors(argument, new) if tensors else argument)
+        return out
+
+    @staticmethod
+    def constant(x: Tensor) -> Tensor:
+        return x.detach() if not is_floating(x.dtype) or x.dtype == FLOAT64 else place(host(x), x)
+
+    def evaluate(self, x: np.ndarray) -> np.ndarray:
+        with no_grad(), np.errstate(all="ignore"):
+            results = named_results(self.f(*self.at(x)))
+        self.outputs = self.space_of(results)
+        return self.outputs.join([host(y) for _, y in results])
+
+    @staticmethod
+    def space_of(results: list[tuple[str, Tensor]]) -> Space:
+        narrow = next(((name, y.dtype) for name, y in results if y.dtype != FLOAT64), None)
+        if narrow is not None:
+            raise LowPrecision(
+                f"{narrow[0]} is {narrow[1]} though the inputs are float64: f converts, or makes constants of a default dtype; "
+                "keep the dtype of the inputs: x.astype(y.dtype), rt.ones(n, dtype=x.dtype)"
+            )
+        return Space([name for name, _ in results], [y.shape for _, y in results])
+
+    def record(self, arguments: list[Any], order: int = 1) -> Recording:
+        return Recording("check_gradients", self.f, tuple(arguments), {}, self.chosen, order)
+
+    def linearize(self, x: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
+        recording = self.record(self.at(x))
+        roots = [y for _, y in named_results(recording.value)]
+
+        def pull(w: np.ndarray) -> tuple[np.ndarray, list[int]]:
+            seeds = [place(part, y) for part, y in zip(self.outputs.split(w), roots, strict=True)]
+            return gathered(self.inputs, pulled(recording, roots, seeds))
+
+        return pull
+
+
+def pulled(recording: Recording, roots: list[Tensor], seeds: list[Tensor]) -> list[Tensor | None]:
+    """One gradient per recorded input, None where none arrived."""
+    grads = recording.pull(roots, seeds, retain=True)
+    return [None if x._node is None else grads.get(x._node) for x in recording.inputs]
+
+
+def gathered(inputs: Space, gradients: list[Tensor | None]) -> tuple[np.ndarray, list[int]]:
+    parts = [np.zeros(shape) if g is None else host(g) for g, shape in zip(gradients, inputs.shapes, strict=True)]
+    return inputs.join(parts), [k for k, g in enumerate(gradients) if g is None]
+
+
+class SecondOrder:
+    """The first-order pull-back (x, w) -> J(x)^T w as a function to be checked.
+
+    Numerically it is evaluated as a first backward pass runs, with the fast bodies; analytically it is recorded with
+    order 2, which differentiates the rules. So the two recordings are held against each other as well.
+    """
+
+    def __init__(self, first: OnTape) -> None:
+        self.first, self.outputs = first, Space([], [])
+        names = [f"gradient of {name}" for name in first.outputs.names]
+        self.inputs = Space(first.inputs.names + names, first.inputs.shapes + first.outputs.shapes)
+        self.split_at = first.inputs.size
+
+    def evaluate(self, z: np.ndarray) -> np.ndarray:
+        x, w = z[: self.split_at], z[self.split_at :]
+        f = self.first
+        with np.errstate(all="ignore"):
+            g, _ = f.linearize(x)(w)
+        self.outputs = Space([f"d/d{name}" for name in f.inputs.names], f.inputs.shapes)
+        return g
+
+    def linearize(self, z: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
+        x, w = z[: self.split_at], z[self.split_at :]
+        f = self.first
+        arguments = f.at(x)
+        like = f.templates[0]
+        seeds = [place(part, like) for part in f.outputs.split(w)]
+
+        def gradient(arguments: list[Any], seeds: list[Tensor]) -> list[Tensor]:
+            inner = f.record(arguments, order=2)
+            roots = [y for _, y in named_results(inner.value)]
+            found = pulled(inner, roots, seeds)
+            return [x * 0.0 if g is None else g for x, g in zip(inner.inputs, found, strict=True)]
+
+        recording = _recorded(gradient, arguments, seeds, f.chosen)
+        roots = recording.value
+        self._same_first_order(z, roots)
+
+        def pull(u: np.ndarray) -> tuple[np.ndarray, list[int]]:
+            cotangents = [place(part, y) for part, y in zip(self.outputs.split(u), roots, strict=True)]
+            return gathered(self.inputs, pulled(recording, roots, cotangents))
+
+        return pull
+
+    def _same_first_order(self, z: np.ndarray, gradients: list[Tensor]) -> None:
+        """The rules that order 2 records must give the gradient that order 1 gives."""
+        once, twice = self.evaluate(z), self.outputs.join([host(g) for g in gradients])
+        size = float(np.abs(once).max(initial=0.0))
+        bad = np.flatnonzero(~(np.abs(once - twice) <= 1e-10 * size))
+        if bad.size:
+            name, index = self.outputs.locate(int(bad[0]))
+            raise GradientMismatch(
+                f"recording with order=2 changes the first derivative: {name}{list(index)} is {twice[bad[0]]!r}, and "
+                f"{once[bad[0]]!r} with order=1; the hand-derived rule and the expression of a composite disagree"
+            )
+
+
+def _recorded(gradient: Callable, arguments: list[Any], seeds: list[Tensor], chosen: tuple[int, ...]) -> Recording:
+    """Record the gradient as a function of the chosen arguments and of the incoming gradients."""
+
+    def call(*flat: Any) -> list[Tensor]:
+        return gradient(list(flat[:-1]), flat[-1])
+
+    return Recording("check_gradients", call, (*arguments, seeds), {}, (*chosen, len(arguments)), 1)
+
+
+def _chosen(names: list[str], inputs: tuple, wrt: Any) -> tuple[int, ...]:
+    """The numbers of the arguments to differentiate by: those that hold a floating tensor, or those that `wrt` names."""
+    holds = [i for i, a in enumerate(inputs) if any(is_floating(x.dtype) for x in tensors_of(a))]
+    if wrt is None:
+        return tuple(holds)
+    wanted = (wrt,) if isinstance(wrt, (int, str)) else tuple(wrt)
+    found = [names.index(w) if isinstance(w, str) and w in names else w for w in wanted]
+    for w, i in zip(wanted, found, strict=True):
+        if i not in holds:
+            raise ValueError(f"check_gradients: wrt={w!r} names no argument with a floating tensor; there are {[names[i] for i in holds]}")
+    return tuple(sorted(set(found)))
+
+
+def check_gradients(
+    f: Callable, *inputs: Any, order: int = 1, wrt: Any = None, directions: int = 2, full: bool | None = None, seed: Any = 0,
+    rtol: float = 1e-8, resolution: float = 1e-3, precision: float = 1e-9, step: float | None = None, kinks: str = "raise",
+) -> GradientReport:
+    """Check the derivatives of `f` at `inputs` against finite differences, in float64.
+
+    Floating tensors are differentiated by, as float64 whatever they come in; integer and bool tensors and everything
+    else pass through. Inputs may be nested tuples, lists and dicts, and modules, whose parameters are checked. `f`
+    returns a tensor or a nested structure of them. Random directions are compared at any size, and for small functions
+    every entry of the Jacobian (see docs/gradient-checking.md).
+
+    `order=2` checks the derivative of the gradient too. `wrt`: numbers or names of the arguments to differentiate by.
+    `directions`: how many random ones, from `seed`. `full`: compare every entry (None: where there are few).
+    `rtol`: the relative error granted to the rule's own rounding, beside four times the estimated error of the
+    numerical derivative. `resolution`: the check is Inconclusive where a relative error of this size could hide.
+    `precision`: the relative rounding of f above which it is LowPrecision. `step`: the first step, relative to the
+    size of an input. `kinks`: "raise" KinkNearby, or "ignore" such entries and count them in the report.
+
+    Errors: GradientMismatch (MissingGradient ...) where a derivative is wrong; Inconclusive (KinkNearby, NonFinite,
+    NotDeterministic, LowPrecision) where finite differences cannot tell.
+
+    >>> import ruda_tensor as rt
+    >>> x = rt.tensor([[0.5, -1.0], [2.0, 0.1]], dtype=rt.float64, device=rt.Cpu())
+    >>> check_gradients(lambda x: rt.tanh(x @ x), x, order=2).max_error < 1e-8
+    True
+    """
+    if order not in (1, 2):
+        raise ValueError(f"check_gradients: order must be 1 or 2, got {order!r}")
+    options = Options(directions, full, seed, rtol, resolution, precision, step, kinks)
+    function = OnTape(f, inputs, wrt)
+    x = function.start()
+    report = Checker(function, x, options).run()
+    if order == 2 and function.outputs.size:
+        rng = np.random.default_rng(seed)
+        w = rng.choice([-1.0, 1.0], function.outputs.size) * rng.uniform(0.5, 1.5, function.outputs.size)
+        second = Checker(SecondOrder(function), np.concatenate([x, w]), options, order=2).run()
+        second.saw(report.max_error, report.resolution)
+        second.evaluations += report.evaluations
+        second.kinks += report.kinks
+        return second
+    return report
