@@ -49,7 +49,7 @@ def draw_misclassified(images: np.ndarray, truth: np.ndarray, probabilities: np.
     """The test digits that the model gets wrong, up to 40, the surest mistakes first: [n, 64], [n], [n, 10]."""
     predicted = probabilities.argmax(axis=1)
     wrong = np.flatnonzero(predicted != truth)
-    title = f"{len(wrong)} of {len(truth)} test digits are misclassified" + ("; the surest 40" if len(wrong) > 40 else "")
+    title = f"{len(wrong)} of {len(truth)} test digits are misclassified{'; the surest 40' if len(wrong) > 40 else ''}"
     wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
     columns = min(max(len(wrong), 3), 8)
     rows = max(1, math.ceil(len(wrong) / columns))

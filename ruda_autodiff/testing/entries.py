@@ -1,6 +1,7 @@
 """Single entries of the Jacobian: compared one by one, judged, and explained where they are wrong or at a kink."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,31 +34,47 @@ class Judge:
         numerical, error = (found.value / c.scale[:, None]).T, (found.error / c.scale[:, None]).T
         analytic = np.stack([c.pull(row)[0] for row in np.eye(m)])
         c.report.entries = n * m
-        wrong = [j for j in range(n) if not self.column_passes(j, analytic, numerical, error)]
-        worst: list[tuple[float, Entry, Verdict, Kinks, int, int]] = []
-        for j in wrong:
-            again = self.estimate(j)
-            kinks = find_kinks(c.curve, self.unit(j), c.start)
-            largest = float(np.abs(analytic[:, c.inputs.block(c.inputs.owner(j))]).max())
-            for i in range(m):
-                entry = self.entry(i, j, analytic[i, j], again.value[0, i], again.error[0, i])
-                verdict = self.verdict(entry, largest)
-                if not verdict.passed and not self.at_kink(entry, verdict, kinks, i, j):
-                    worst.append((entry.relative_error if not verdict.agrees else -1.0, entry, verdict, kinks, i, j))
+        worst: list[tuple[float, Entry, Verdict, int]] = []
+        for j in [j for j in range(n) if not self.column_passes(j, analytic, numerical, error)]:
+            for entry, verdict in self.amiss(j, self.estimate(j), analytic[:, j], range(m), self.largest(analytic, j)):
+                worst.append((entry.relative_error if not verdict.agrees else -1.0, entry, verdict, j))
         if worst:
-            _, entry, verdict, _, _, j = max(worst, key=lambda w: w[0])
+            _, entry, verdict, j = max(worst, key=lambda w: w[0])
             count = sum(not w[2].agrees for w in worst)
             raise self.error(entry, verdict, j, how="comparing every entry", wrong=f" ({count} of {n * m} entries are)")
+
+    def amiss(
+        self, j: int, numerical: Estimate, analytic: np.ndarray, rows: Iterable[int], largest: float = 0.0
+    ) -> list[tuple[Entry, Verdict]]:
+        """The entries of column j that did not pass and are at no kink, after another look at them."""
+        c = self.checker
+        undefined = np.flatnonzero(~np.isfinite(numerical.error[0]))
+        if undefined.size:
+            raise self.edge(int(undefined[0]), j)
+        kinks = find_kinks(c.curve, self.unit(j), c.start)
+        found = []
+        for i in rows:
+            entry = self.entry(i, j, analytic[i], numerical.value[0, i], numerical.error[0, i])
+            verdict = self.verdict(entry, largest)
+            if not verdict.passed and not self.at_kink(entry, verdict, kinks, i, j):
+                found.append((entry, verdict))
+        return found
+
+    def largest(self, analytic: np.ndarray, j: int) -> float:
+        """The largest finite entry of the Jacobian by the input that j belongs to."""
+        block = np.abs(analytic[:, self.checker.inputs.block(self.checker.inputs.owner(j))])
+        return float(block.max(where=np.isfinite(block), initial=0.0))
 
     def column_passes(self, j: int, analytic: np.ndarray, numerical: np.ndarray, error: np.ndarray) -> bool:
         """Compare one column of three (m, n) arrays, and note in the report what was seen."""
         c = self.checker
         a, n, e = analytic[:, j], numerical[:, j], SAFETY * error[:, j]
-        largest = float(np.abs(analytic[:, c.inputs.block(c.inputs.owner(j))]).max())
+        largest = self.largest(analytic, j)
         size = np.maximum(np.abs(a), np.abs(n))
         apart = np.abs(a - n)
         seen = e <= c.options.resolution * np.maximum(np.maximum(size, largest), FLAT * np.abs(c.curve.at_x) / c.scale[j])
-        if not (seen & (apart <= e + c.options.rtol * size + ROUNDING * largest)).all():
+        agrees = np.isfinite(a) & (apart <= e + c.options.rtol * size + ROUNDING * largest)
+        if not (agrees & seen & np.isfinite(e)).all():
             return False
         if largest:
             c.report.saw(float(apart.max() / largest), float(e.max() / largest))
@@ -69,16 +86,10 @@ class Judge:
         c = self.checker
         numerical = self.estimate(j)
         analytic, rows = self.analytic_column(j, w, numerical)
-        kinks = find_kinks(c.curve, self.unit(j), c.start)
-        at_kinks = 0
-        for i in rows:
-            entry = self.entry(i, j, analytic[i], numerical.value[0, i], numerical.error[0, i])
-            verdict = self.verdict(entry)
-            if not verdict.passed:
-                if not self.at_kink(entry, verdict, kinks, i, j):
-                    raise self.error(entry, verdict, j, how="halving a random direction")
-                at_kinks += 1
-        if not at_kinks:
+        before = len(self.kinks)
+        for entry, verdict in self.amiss(j, numerical, analytic, rows):
+            raise self.error(entry, verdict, j, how="halving a random direction")
+        if len(self.kinks) == before:
             raise self.unlocated(direction, j, w, numerical)
 
     def unit(self, j: int) -> np.ndarray:
@@ -125,8 +136,8 @@ class Judge:
         options = self.checker.options
         a, n = entry.analytic, entry.numerical
         size, error = max(abs(a), abs(n)), SAFETY * entry.estimate
-        agrees = abs(a - n) <= error + options.rtol * size + ROUNDING * largest  # False for NaN
-        seen = error <= options.resolution * max(size, largest, FLAT * abs(entry.result) / entry.scale)
+        agrees = bool(np.isfinite(a)) and abs(a - n) <= error + options.rtol * size + ROUNDING * largest
+        seen = bool(np.isfinite(error)) and error <= options.resolution * max(size, largest, FLAT * abs(entry.result) / entry.scale)
         return Verdict(agrees, seen, a, n, error, max(size, largest))
 
     def at_kink(self, entry: Entry, verdict: Verdict, kinks: Kinks, i: int, j: int) -> bool:
@@ -136,29 +147,30 @@ class Judge:
         if not kinks.found[i] or not (verdict.agrees or abs(verdict.analytic - verdict.numerical) <= 1.05 * jump):
             return False
         name, of = element(entry.input, entry.index), element(entry.output, entry.output_index)
-        kind = "jumps" if kinks.sudden[i] else "has a kink"
+        what = "jumps" if kinks.sudden[i] else f"has a kink (the slopes on its two sides differ by {jump:.6g})"
         self.kinks[i, j] = (
-            f"{of} {kind} at or near {name} = {entry.at!r}: the slopes on its two sides differ by {jump:.6g}, and the rule "
-            f"says {entry.analytic:.6g}, which no finite difference can confirm; move the point away from it, or leave such "
-            "entries out: kinks='ignore'"
+            f"{of} {what} at or near {name} = {entry.at!r}, so no finite difference can confirm the rule's slope of "
+            f"{entry.analytic:.6g}; move the point away from it, or leave such entries out: kinks='ignore'"
         )
         return True
 
     def error(self, entry: Entry, verdict: Verdict, j: int, *, how: str, wrong: str = "") -> Exception:
         """What to raise for an entry that did not pass and is at no kink."""
-        name, of = element(entry.input, entry.index), element(entry.output, entry.output_index)
-        if not np.isfinite(entry.estimate):
-            refused = self.checker.curve.refused
-            return NonFinite(
-                f"{of} is finite at the point, but not on both sides of {name} = {entry.at!r}: the edge of its domain"
-                f"{f' (it raised {refused!r})' if refused else ''}; move the point inside"
-            )
         if not verdict.agrees:
-            hint = hint_for(self.checker, self.checker.inputs.owner(j))
+            hint = hint_for(self.checker, j)
             return GradientMismatch.of(entry, order=self.checker.order, wrong=wrong, hint=hint, how=how)
+        name, of = element(entry.input, entry.index), element(entry.output, entry.output_index)
         return Inconclusive(
             f"d {of} / d {name} is known only to +- {entry.estimate:.1e} (about {entry.numerical:.6g}) by finite differences: f "
             f"changes too fast or is too noisy near {name} = {entry.at!r}; choose another point or a first step: step=1e-4"
+        )
+
+    def edge(self, i: int, j: int) -> NonFinite:
+        c = self.checker
+        refused = f" (it raised {c.curve.refused!r})" if c.curve.refused else ""
+        return NonFinite(
+            f"{element(*c.outputs.locate(i))} is finite at the point, but not on both sides of {element(*c.inputs.locate(j))} = "
+            f"{float(c.x[j])!r}: the edge of its domain{refused}; move the point inside"
         )
 
     def unlocated(self, v: Verdict, j: int, w: np.ndarray, numerical: Estimate) -> Exception:

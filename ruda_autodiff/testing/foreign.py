@@ -75,6 +75,8 @@ class Foreign:
         results = [to_numpy(part) for part in (y if self.several else [y])]
         self.kept = [i for i, r in enumerate(results) if r.dtype.kind == "f"]
         self.results = results
+        if not self.kept:
+            raise TypeError(f"check_vjp: the function returned no floating array, but {type(y).__name__}")
         names = [f"output[{i}]" for i in self.kept] if self.several else ["output"]
         self.outputs = Space(names[: len(self.kept)], [results[i].shape for i in self.kept])
         return self.outputs.join([results[i] for i in self.kept])

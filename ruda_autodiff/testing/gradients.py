@@ -31,13 +31,13 @@ def _with_strides(values: np.ndarray, like: np.ndarray) -> np.ndarray:
         return np.array(values)
     steps = [s // like.itemsize if n > 1 else 0 for s, n in zip(like.strides, like.shape)]
     if any(s == 0 and n > 1 for s, n in zip(steps, like.shape)):
-        return np.array(values)  # elements that share memory cannot be moved one by one
+        return np.array(values)
     first = sum(-s * (n - 1) for s, n in zip(steps, like.shape) if s < 0)
     last = first + sum(s * (n - 1) for s, n in zip(steps, like.shape) if s > 0)
     memory = np.full(last + 1, np.nan)
     out = np.lib.stride_tricks.as_strided(memory[first:], like.shape, [8 * s for s in steps])
     out[...] = values
-    return out
+    return out if np.array_equal(out, values) else np.array(values)  # of elements that overlap, some were overwritten
 
 
 def host(x: Tensor) -> np.ndarray:
@@ -88,7 +88,13 @@ class OnTape:
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         with no_grad(), np.errstate(all="ignore"):
-            results = named_results(self.f(*self.at(x)))
+            value = self.f(*self.at(x))
+        results = named_results(value)
+        if not results:
+            raise TypeError(
+                f"check_gradients: the function returned no tensor of a floating dtype, but {type(value).__name__}; return tensors "
+                "(a structure of them, or y.sum() rather than y.item())"
+            )
         self.outputs = self.space_of(results)
         return self.outputs.join([host(y) for _, y in results])
 

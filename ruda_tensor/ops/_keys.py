@@ -113,9 +113,12 @@ def _expanded(key: Any, shape: tuple[int, ...], device: Any, name: str) -> list:
 
 def select(key: Any, shape: tuple[int, ...], device: Any, name: str = "getitem") -> Selection | tuple:
     """Take a key apart: a tuple of plain elements where it holds no array, else a Selection."""
-    items = _expanded(key, shape, device, name)
-    if all(type(k) in PLAIN for k in items):
-        return tuple(items)
+    with device.guard():
+        items = _expanded(key, shape, device, name)
+        return tuple(items) if all(type(k) in PLAIN for k in items) else _selection(items, shape, device, name)
+
+
+def _selection(items: list, shape: tuple[int, ...], device: Any, name: str) -> Selection:
     slices: list = []
     found: list[tuple[int, int, Any]] = []  # (axis after slicing, its size, indices)
     distinct, axis = True, 0

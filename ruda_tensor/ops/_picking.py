@@ -13,6 +13,7 @@ import numpy as np
 
 from ..kernels import segments
 from ..operation import Primitive, apply
+from ._sums import total
 from .shape import reshape
 
 slice_key = Primitive(
@@ -71,7 +72,7 @@ def add_rows(xp: Any, rows: Any, index: Any, out: Any) -> Any:
         starts = np.flatnonzero(np.diff(index, prepend=-1)).tolist()
         rows = rows[order]
         for i, start, stop in zip(index[starts].tolist(), starts, [*starts[1:], n]):
-            out[i] += np.add.reduce(rows[start:stop], axis=0, dtype=rows.dtype)
+            out[i] += total(np, rows[start:stop], (0,), False)
     elif width == 1:
         np.add.at(out.reshape(-1), index, rows.reshape(-1))
     else:  # NumPy adds elements much faster than rows
@@ -98,6 +99,7 @@ def _accumulate_forward(xp: Any, g: Any, index: Any, *, size: int, axis: int, di
 accumulate_index = Primitive(
     "accumulate",
     _accumulate_forward,
+    poles=True,
     dg=lambda g, index, axis, distinct: apply(take_index, (g, index), {"axis": axis, "distinct": distinct}),
 )
 
@@ -111,6 +113,7 @@ def _scatter_add_forward(xp: Any, x: Any, y: Any, index: Any) -> Any:
 scatter_add_flat = Primitive(
     "scatter_add",
     _scatter_add_forward,
+    poles=True,
     dx=lambda g: g,
     dy=lambda g, index: apply(take_index, (reshape(g, (-1,)), index), {"axis": 0, "distinct": False}),
 )

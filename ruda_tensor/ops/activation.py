@@ -85,6 +85,7 @@ _relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: keep
 _leaky_relu = Primitive(
     "leaky_relu",
     lambda xp, x, *, slope: choose(xp, x > 0, x, x * slope),
+    poles=True,
     dx=lambda g, x, slope: keep(g, x > 0) + drop(g * slope, x > 0),
 )
 _elu = Primitive(

@@ -48,6 +48,9 @@ def _bits(x: Tensor, name: str, bools: bool) -> Tensor:
 
 
 def _binary(op: Primitive, x: Any, y: Any, bools: bool = True) -> Tensor:
+    for operand in (x, y):
+        if isinstance(operand, Tensor):
+            _bits(operand, op.name, bools)
     x, y = pair(x, y, op.name)
     return apply(op, (_bits(x, op.name, bools), y))
 

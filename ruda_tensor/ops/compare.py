@@ -223,7 +223,9 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
     >>> rt.where(x > 0, x, 0.0).numpy()
     array([0., 2.], dtype=float32)
     """
-    operand = next((t for t in (x, y, condition) if isinstance(t, Tensor)), None)
+    operand = next((t for t in (x, y) if isinstance(t, Tensor)), None)
+    if operand is not None and isinstance(scalar_of(condition), bool):
+        condition = full_scalar(condition, BOOL, operand.device)
     condition = as_tensor(condition, operand, "where")
     if condition.dtype != BOOL:
         raise TypeError(f"where: the condition must be bool, got {condition.dtype}; write rt.where(c != 0, x, y)")

@@ -80,7 +80,8 @@ def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
             raise ValueError(f"take: a tensor of shape {x.shape} needs an axis: rt.take(x, indices, axis=0)")
         axis = 0
     axis = normalize_axis(axis, x.ndim, "take")
-    index = checked(index_array(indices, x.device, "take"), x.shape[axis], "take", x.device)
+    with x.device.guard():
+        index = checked(index_array(indices, x.device, "take"), x.shape[axis], "take", x.device)
     return apply(take_index, (x, _constant(index, x)), {"axis": axis, "distinct": False})
 
 
@@ -105,11 +106,12 @@ def take_along_axis(x: Tensor, indices: Any, /, *, axis: int = -1) -> Tensor:
     [[1], [4]]
     """
     x, index, axis = _along(x, indices, axis, "take_along_axis")
+    xp = x.device.xp
     rest = [shape[:axis] + (1,) + shape[axis + 1 :] for shape in (x.shape, index.shape)]
     wanted = list(broadcast_shapes(*rest, name="take_along_axis"))
     wanted[axis] = index.shape[axis]
-    xp = x.device.xp
-    flat = _flat_index(xp.broadcast_to(index, tuple(wanted)), x.shape, axis, xp)
+    with x.device.guard():
+        flat = _flat_index(xp.broadcast_to(index, tuple(wanted)), x.shape, axis, xp)
     return apply(take_index, (reshape(x, (x.size,)), _constant(flat, x)), {"axis": 0, "distinct": False})
 
 
@@ -117,13 +119,15 @@ def _along(x: Any, indices: Any, axis: Any, name: str) -> tuple[Tensor, Any, int
     """The tensor, its checked indices (of as many axes) and the axis."""
     x = as_tensor(x, None, name)
     axis = normalize_axis(axis, x.ndim, name)
-    index = index_array(indices, x.device, name)
+    with x.device.guard():
+        index = index_array(indices, x.device, name)
     if index.ndim != x.ndim:
         raise ValueError(
             f"{name}: indices {index.shape} must have as many axes as the tensor, {x.shape}; "
             "to pick whole slices: rt.take(x, indices, axis=axis)"
         )
-    return x, checked(index, x.shape[axis], name, x.device), axis
+    with x.device.guard():
+        return x, checked(index, x.shape[axis], name, x.device), axis
 
 
 def _within(x: Any, indices: Any, axis: Any, name: str) -> tuple[Tensor, Any]:
@@ -134,7 +138,8 @@ def _within(x: Any, indices: Any, axis: Any, name: str) -> tuple[Tensor, Any]:
             f"{name}: indices of shape {index.shape} reach beyond the tensor, {x.shape}, beside axis {axis}; "
             "cut them to its size"
         )
-    return x, _flat_index(index, x.shape, axis, x.device.xp)
+    with x.device.guard():
+        return x, _flat_index(index, x.shape, axis, x.device.xp)
 
 
 def gather(x: Tensor, indices: Any, /, axis: int = -1) -> Tensor:
@@ -229,10 +234,11 @@ def _write(x: Tensor, y: Tensor, index: Any, axis: int, distinct: bool) -> Tenso
     """Return `x` with `y` written at `index` along `axis`; `y` has the axes of `index` in the place of `axis`."""
     y = reshape(y, (*x.shape[:axis], index.size, *x.shape[axis + 1 :]))
     index = index.reshape(-1)
-    kept = None if distinct else _last_of_each(x.device.xp, index)
+    with x.device.guard():
+        kept = None if distinct else _last_of_each(x.device.xp, index)
+        index = index if kept is None else index[kept]
     if kept is not None:
         y = apply(take_index, (y, _constant(kept, x)), {"axis": axis, "distinct": True})
-        index = index[kept]
     return apply(put_index, (x, y, _constant(index, x)), {"axis": axis})
 
 
@@ -304,14 +310,15 @@ def segment_sum(x: Tensor, ids: Any, count: int, /) -> Tensor:
     [5.0, 0.0]
     """
     x = as_tensor(x, None, "segment_sum")
-    index = index_array(ids, x.device, "segment_sum")
-    if x.ndim == 0 or index.shape != x.shape[:1]:
-        raise ValueError(f"segment_sum: needs one id for each row of {x.shape}, got ids of shape {index.shape}")
-    if index.dtype not in INTEGER:
-        raise TypeError(f"segment_sum: ids must be integers, got {index.dtype}; convert them: ids.astype(rt.int64)")
-    if index.size and int(index.max()) >= count:
-        raise IndexError(f"segment_sum: id {index.max()} is out of range for {count} segments (0 to {count - 1})")
-    index = index.astype(INT64, copy=False)
-    index = x.device.xp.where(index < 0, count, index)  # one segment more, for what is dropped
+    with x.device.guard():
+        index = index_array(ids, x.device, "segment_sum")
+        if x.ndim == 0 or index.shape != x.shape[:1]:
+            raise ValueError(f"segment_sum: needs one id for each row of {x.shape}, got ids of shape {index.shape}")
+        if index.dtype not in INTEGER:
+            raise TypeError(f"segment_sum: ids must be integers, got {index.dtype}; convert them: ids.astype(rt.int64)")
+        if index.size and int(index.max()) >= count:
+            raise IndexError(f"segment_sum: id {index.max()} is out of range for {count} segments (0 to {count - 1})")
+        index = index.astype(INT64, copy=False)
+        index = x.device.xp.where(index < 0, count, index)  # one segment more, for what is dropped
     out = apply(accumulate_index, (x, _constant(index, x)), {"size": count + 1, "axis": 0, "distinct": False})
     return getitem(out, slice(0, count))

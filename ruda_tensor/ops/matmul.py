@@ -65,6 +65,7 @@ def _form(tx: bool, ty: bool) -> Primitive:
         lambda xp, x, y: product(xp, _turned(x, tx), _turned(y, ty)),
         half="storage",
         memory_bound=False,
+        poles=True,
         dx=dx,
         dy=dy,
     )
@@ -140,6 +141,7 @@ _linear = Primitive(
     _linear_forward,
     half="storage",
     memory_bound=False,
+    poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
     db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))),
@@ -184,6 +186,7 @@ def _check_linear(x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...] | N
 _vecdot = Primitive(
     "vecdot",
     lambda xp, x, y: product(xp, x[..., None, :], y[..., None])[..., 0, 0],
+    poles=True,
     dx=lambda g, y: expand_dims(g, axis=-1) * y,
     dy=lambda g, x: expand_dims(g, axis=-1) * x,
 )

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..creation import asarray
-from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, INT8, INT32
+from ..dtypes import BOOL, FLOATING, INT8, INT32
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
-from ._windows import meet, per_axis, window_count
+from ._windows import meet, per_axis, wide, window_count
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 
@@ -161,17 +161,12 @@ def _windows(
     return found[::-1]
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Half types as float32, so that what passes between the axes is not rounded."""
-    return cast(x, FLOAT32) if x.dtype in HALF else x
-
-
 def _max_pool(
     name: str, x: Any, axes: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Tensor:
     x = as_tensor(x, None, name)
     windows = _windows(name, x, kernel, stride, padding, dilation, ceil, axes)
-    y = _wide(x)
+    y = wide(x)
     for axis, window, count in windows:
         y = apply(_max, (y,), {"axis": axis, "window": window, "count": count})
     return cast(y, x.dtype)
@@ -223,7 +218,7 @@ def _avg_pool(
 ) -> Tensor:
     x = floating(x, name)
     windows = _windows(name, x, kernel, stride, padding, 1, ceil, axes)
-    y, counts = _wide(x), np.ones((1,) * axes)
+    y, counts = wide(x), np.ones((1,) * axes)
     for axis, window, count in windows:
         y = apply(_sum, (y,), {"axis": axis, "window": window, "count": count})
         covered = _covered(x.shape[axis], count, window, include)

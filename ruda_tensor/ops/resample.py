@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT32, HALF
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
-from ._windows import meet, per_axis, window_count
+from ._windows import meet, per_axis, wide, window_count
 from .shape import permute_dims, reshape
 
 __all__ = ["fold", "interpolate", "unfold"]
@@ -112,14 +111,9 @@ def fold(
             f"rt.unfold(images, {kernel_size!r}, ...) returns, with the same settings"
         )
     n, c = x.shape[0], x.shape[1] // taps
-    y = permute_dims(reshape(_wide(x), (n, c, rows[0], columns[0], u, v)), (0, 1, 2, 4, 3, 5))
+    y = permute_dims(reshape(wide(x), (n, c, rows[0], columns[0], u, v)), (0, 1, 2, 4, 3, 5))
     y = apply(_fold, (y,), {"axis": 2, "window": rows, "size": h})
     return cast(apply(_fold, (y,), {"axis": 3, "window": columns, "size": w}), x.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Half types as float32, so that what passes between the axes is not rounded."""
-    return cast(x, FLOAT32) if x.dtype in HALF else x
 
 
 def _resample_forward(xp: Any, x: Any, *, axis: int, table: tuple, back: tuple) -> Any:
@@ -243,7 +237,7 @@ def interpolate(
         raise ValueError(f"{name}: x of shape {x.shape} has an empty axis, and there is nothing to read from")
     sizes, factors = _sizes(x, size, scale_factor)
     x = x if kind == "nearest" else floating(x, name)
-    y = _wide(x) if kind != "nearest" else x
+    y = wide(x) if kind != "nearest" else x
     for axis in reversed(range(2, x.ndim)):
         table, back = _tables(x.shape[axis], sizes[axis - 2], kind, align_corners, factors[axis - 2])
         y = apply(_resample, (y,), {"axis": axis, "table": table, "back": back})

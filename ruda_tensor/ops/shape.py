@@ -335,6 +335,7 @@ _windows = Primitive(
 _unwindow = Primitive(
     "overlap_add",
     _overlap_add,
+    poles=True,
     dg=lambda g, g_shape, step, axis: apply(_windows, (g,), {"size": g_shape[-1], "step": step, "axis": axis}),
 )
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_record import BinFileRecorder
+from ruda_tensor.backend import gpu_problem
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n"
@@ -29,7 +31,7 @@ def train(*arguments: object, path: Path | None = None) -> subprocess.CompletedP
 
 
 def contents(out: Path) -> Any:
-    """All of a checkpoint, to compare: parameter ids, which differ from run to run, become their places in the model."""
+    """A checkpoint, to compare: parameter ids, which differ from run to run, become their places in the model."""
     data = BinFileRecorder().load(out / "checkpoint")
     names = {entry["id"]: f"parameter {i}" for i, entry in enumerate(data["model"]["params"])}
     assert len(names) == 6
@@ -48,6 +50,28 @@ def contents(out: Path) -> Any:
     return comparable(data)
 
 
+@pytest.fixture
+def example(monkeypatch):
+    """The modules of the example: the script, its data, its plots."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import _digits_data
+    import _digits_plots
+    import train_digits
+
+    return train_digits, _digits_data, _digits_plots
+
+
+@pytest.fixture
+def main(example, monkeypatch):
+    """The script's `main` in this process, given its command line."""
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["train_digits.py", "--device", "cpu", *map(str, arguments)])
+        return example[0].main()
+
+    return run
+
+
 @pytest.mark.slow
 def test_it_reaches_the_goal_and_leaves_its_files(tmp_path):
     done = train("--device", "cpu", "--out", tmp_path)
@@ -61,39 +85,60 @@ def test_it_reaches_the_goal_and_leaves_its_files(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The checkpoint of two epochs in one go, in a process of its own."""
+    out = tmp_path_factory.mktemp("straight")
+    assert "epoch 2" in train("--device", "cpu", "--epochs", 2, "--out", out).stdout
+    return contents(out)
+
+
 @pytest.mark.parametrize("stop_after", [20, 90, 111], ids=["window full", "end of an epoch", "mid window, epoch 1"])
-def test_stopping_and_resuming_in_a_new_process_gives_the_same_bits(tmp_path, stop_after):
-    straight, parts = tmp_path / "straight", tmp_path / "parts"
-    common = ("--device", "cpu", "--epochs", 2)
-    assert "epoch 2" in train(*common, "--out", straight).stdout
-    stopped = train(*common, "--out", parts, "--stop-after", stop_after)
-    assert "stopped early" in stopped.stdout
-    assert len(contents(parts)["gradients"]) == (6 if stop_after % 2 else 0)
-    assert contents(parts)["model"] != contents(straight)["model"]
-    assert "epoch 2" in train(*common, "--out", parts, "--resume").stdout
-    assert contents(parts) == contents(straight)
+def test_stopping_and_resuming_in_a_new_process_gives_the_same_bits(tmp_path, main, straight, stop_after, capsys):
+    main("--epochs", 2, "--out", tmp_path, "--stop-after", stop_after)
+    assert "stopped early" in capsys.readouterr().out
+    assert len(contents(tmp_path)["gradients"]) == (6 if stop_after % 2 else 0)
+    assert contents(tmp_path)["model"] != straight["model"]
+    assert "epoch 2" in train("--device", "cpu", "--epochs", 2, "--out", tmp_path, "--resume").stdout
+    assert contents(tmp_path) == straight
 
 
-def test_the_seed_decides_the_run(tmp_path):
+def test_the_seed_decides_the_run(tmp_path, main):
     models = []
     for seed in (1, 1, 2):
-        train("--device", "cpu", "--epochs", 1, "--stop-after", 6, "--seed", seed, "--out", tmp_path)
+        main("--epochs", 1, "--stop-after", 6, "--seed", seed, "--out", tmp_path)
         models.append(contents(tmp_path)["model"])
     assert models[0] == models[1] != models[2]
 
 
-def test_exit_code_1_below_the_goal(tmp_path):
-    done = train("--device", "cpu", "--epochs", 1, "--stop-after", 2, "--out", tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "curves.png" not in done.stdout and "misclassified.png" in done.stdout
+def test_ctrl_c_finishes_the_micro_batch_and_saves(tmp_path, main, example, monkeypatch, capsys):
+    step, steps = example[0].train_step, []
+
+    def interrupted(*arguments: Any) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # between two bytecodes of the step
+        step(*arguments)
+
+    monkeypatch.setattr(example[0], "train_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main("--epochs", 1, "--out", tmp_path) == 1
+    assert len(steps) == 3 and "stopped early" in capsys.readouterr().out
+    assert contents(tmp_path)["state"]["progress"]["batch"] == 3 and signal.getsignal(signal.SIGINT) is before
 
 
-def test_what_cannot_be_resumed_is_said_without_a_traceback(tmp_path):
-    missing = train("--device", "cpu", "--resume", "--out", tmp_path)
-    assert missing.returncode == 1 and "checkpoint.bin" in missing.stderr and "Traceback" not in missing.stderr
-    train("--device", "cpu", "--stop-after", 2, "--out", tmp_path)
-    other = train("--device", "cpu", "--resume", "--seed", 5, "--out", tmp_path)
-    assert other.returncode == 1 and "'seed': 5" in other.stderr and "Traceback" not in other.stderr
+def test_exit_code_1_below_the_goal(tmp_path, main, capsys):
+    assert main("--epochs", 1, "--stop-after", 2, "--out", tmp_path) == 1
+    told = capsys.readouterr().out
+    assert "misclassified.png" in told and "curves.png" not in told
+
+
+def test_what_cannot_be_resumed_is_said_without_a_traceback(tmp_path, main):
+    with pytest.raises(SystemExit, match="train_digits: .*checkpoint.bin"):
+        main("--resume", "--out", tmp_path)
+    main("--stop-after", 2, "--out", tmp_path)
+    with pytest.raises(SystemExit, match="'seed': 0.*'seed': 5"):
+        main("--resume", "--seed", 5, "--out", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["sklearn", "tqdm", "matplotlib"])
@@ -104,13 +149,11 @@ def test_a_missing_package_is_named_with_what_to_install(tmp_path, name):
     assert name in done.stderr and "pip install 'ruda[examples]'" in done.stderr
 
 
-def test_cuda_without_a_gpu_says_why(tmp_path):
-    from ruda_tensor.backend import gpu_problem
-
+def test_cuda_without_a_gpu_says_why(main, tmp_path):
     if gpu_problem() is None:
         pytest.skip("there is a usable GPU")
-    done = train("--device", "cuda", "--out", tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "train_digits:" in done.stderr
+    with pytest.raises(SystemExit, match="train_digits: "):
+        main("--device", "cuda", "--out", tmp_path)
 
 
 @pytest.mark.gpu
@@ -122,18 +165,8 @@ def test_a_run_on_the_gpu_reaches_the_goal_and_resumes_bit_exactly(tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-@pytest.fixture
-def parts(monkeypatch):
-    """The modules that the example imports from its own folder."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import _digits_data
-    import _digits_plots
-
-    return _digits_data, _digits_plots
-
-
-def test_the_split_is_fixed_and_covers_every_digit_once(parts):
-    data, _ = parts
+def test_the_split_is_fixed_and_covers_every_digit_once(example):
+    _, data, _ = example
     from sklearn.datasets import load_digits
 
     rt.random.seed(3)
@@ -146,8 +179,8 @@ def test_the_split_is_fixed_and_covers_every_digit_once(parts):
     assert sorted(map(bytes, both)) == sorted(map(bytes, want))
 
 
-def test_a_crop_moves_an_image_by_its_own_corner(parts):
-    data, _ = parts
+def test_a_crop_moves_an_image_by_its_own_corner(example):
+    _, data, _ = example
     image = np.zeros((8, 8), np.float32)
     image[3, 4] = 1.0
     images = rt.tensor(np.stack([np.pad(image, 1)] * 3), device=rt.Cpu())
@@ -158,8 +191,8 @@ def test_a_crop_moves_an_image_by_its_own_corner(parts):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 11, 60])
-def test_the_pictures_can_be_drawn_whatever_the_number_of_mistakes(parts, tmp_path, wrong):
-    _, plots = parts
+def test_the_pictures_can_be_drawn_whatever_the_number_of_mistakes(example, tmp_path, wrong):
+    _, _, plots = example
     truth = np.arange(80) % 10
     probabilities = np.full((80, 10), 0.01)
     probabilities[np.arange(80), np.where(np.arange(80) < wrong, (truth + 1) % 10, truth)] = 0.91

@@ -54,12 +54,13 @@ def test_float32_gradients_agree_with_float64(row):
     narrow = gradients_of(row, tensors(arrays, dtype=rt.float32))
     for w, n in zip(wide, narrow, strict=True):
         if w is not None and n is not None:
-            scale = float(np.abs(w.numpy()).max(initial=0.0)) + 1e-3
-            np.testing.assert_allclose(n.numpy(), w.numpy(), rtol=2e-4, atol=2e-5 * scale)
+            scale = max(1.0, float(np.abs(w.numpy()).max(initial=0.0)))  # cotangents are about 1
+            np.testing.assert_allclose(n.numpy(), w.numpy(), rtol=2e-4, atol=2e-6 * scale)
 
 
 @each([row for row in ROWS if row.order == 0])
-def test_what_has_no_derivative_is_not_tracked(row):
+def test_what_has_no_derivative_is_constant_to_the_tape(row):
     inputs = [x.require_grad() if x.dtype in (rt.float32, rt.float64) else x for x in tensors(arrays_of(row))]
     for y in results(row.call(*inputs)):
-        assert not y.is_require_grad()
+        if y.is_require_grad():
+            assert not any(g.numpy().any() for g in rt.sum(y).backward())

@@ -61,7 +61,8 @@ def test_powers_with_whole_exponents_are_exact(device):
     assert (x**4).numpy().tolist() == ((v * v) * (v * v)).tolist()
     assert (x**5)[0].item() == 243.0 and (x**7)[1].item() == -823543.0
     assert (x**True).numpy().tolist() == v.tolist()
-    close(x**100, v.astype(np.float64) ** 100, rtol=1e-4)
+    for n in (65, 100, -3, -70):
+        close(rt.tensor([1.1, -0.9], device=device) ** n, np.array([1.1, -0.9]) ** float(n), rtol=1e-4)
 
 
 def test_integer_powers_stay_integers_and_refuse_negative_exponents(device):
@@ -139,8 +140,9 @@ def test_binary_results_have_the_promoted_dtype(a, b):
             x + y
         return
     expected = rt.result_type(a, b)
-    for f, value in ((rt.add, 5), (rt.subtract, 1), (rt.multiply, 6), (rt.floor_divide, 1), (rt.remainder, 1), (rt.pow, 9)):
-        z = f(x, y)
+    values = {"add": 5, "subtract": 1, "multiply": 6, "floor_divide": 1, "remainder": 1, "pow": 9}
+    for name, value in values.items():
+        z = getattr(rt, name)(x, y)
         assert z.dtype == expected and z.item() == value
     assert (x / y).item() == 1.5
     assert (x / y).dtype == (expected if expected in FLOATS else rt.float32)
@@ -213,13 +215,11 @@ def test_special_values_are_those_of_numpy(name):
     np.testing.assert_array_equal(np.signbit(found[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
 
 
-@pytest.mark.parametrize("name", ["pow", "remainder", "fmod", "lerp", "copysign", "maximum"])
+@pytest.mark.parametrize("name", ["pow", "remainder", "lerp", "copysign", "maximum"])
 def test_gradients_agree_with_pytorch(name):
     torch = pytest.importorskip("torch")
-    if not hasattr(rt, name):
-        pytest.skip(f"{name} is not here")
     rng = np.random.default_rng(3)
-    arrays = [rng.uniform(0.5, 3.0, (4, 5)), rng.uniform(0.5, 3.0, (5,))] + [rng.uniform(0, 1, (4, 1))] * (name == "lerp")
+    arrays = [rng.uniform(0.5, 3.0, shape) for shape in ((4, 5), (5,), (4, 1))[: 3 if name == "lerp" else 2]]
     ours = leaves(*arrays)
     found = rt.sum(getattr(rt, name)(*ours) ** 2).backward()
     theirs = [torch.tensor(a, requires_grad=True) for a in arrays]

@@ -68,6 +68,16 @@ def test_SHAPE_06_a_weight_shared_by_a_batch(device):
     close(gradients[b], np.broadcast_to(a.numpy().sum((0, 1, 2))[:, None], (3, 2, 2)), rtol=1e-5)
 
 
+def test_a_weight_gradient_over_a_batch_is_one_matrix_product(monkeypatch):
+    calls, multiply = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda x, y: calls.append((x.shape, y.shape)) or multiply(x, y))
+    x, w, b = (normal(*s).require_grad() for s in ((8, 16, 4), (4, 5), (5,)))
+    for out in (x @ w, rt.linear(x, w, b)):
+        calls.clear()
+        rt.sum(out).backward()
+        assert sorted(calls) == [((4, 128), (128, 5)), ((128, 5), (5, 4))]
+
+
 def test_SHAPE_07_a_contraction_over_nothing_keeps_its_history(device):
     a, b = rt.zeros((2, 0), device=device).require_grad(), rt.zeros((0, 3), device=device).require_grad()
     c = a @ b
@@ -145,6 +155,19 @@ def test_a_product_with_numpy_arrays_and_of_mixed_floats():
     assert (x @ np.eye(2, dtype=np.float32)).tolist() == (np.eye(2, dtype=np.float32) @ x).tolist() == [[1, 1], [1, 1]]
     assert (x @ rt.ones((2, 2), dtype=rt.float64)).dtype == rt.float64
     assert (rt.ones((1, 2), dtype=rt.float16) @ rt.ones((2, 1), dtype=rt.bfloat16)).dtype == rt.float32
+
+
+def test_infinities_and_overflow_are_results_and_no_warnings(device):
+    x = rt.tensor([[rt.inf, 1.0], [1.0, 2.0]], device=device)
+    y = rt.tensor([[0.0, 1.0], [1.0, -rt.inf]], device=device)
+    expected = [[rt.nan, rt.nan], [2, -rt.inf]]
+    close(x @ y, expected)
+    close(rt.einsum("ij,jk->ik", x, y), expected)
+    close(rt.linear(x, y, rt.zeros(2, device=device)), expected)
+    close(rt.vecdot(x, y.mT), [rt.nan, -rt.inf])
+    large = rt.full((1, 1), 300.0, dtype=rt.float16, device=device)
+    assert (large @ large).item() == rt.linear(large, large, large[0]).item() == rt.inf
+    close(rt.segment_sum(rt.tensor([rt.inf, -rt.inf], device=device), [0, 0], 2), [rt.nan, 0])
 
 
 def test_the_namespace_linalg_has_the_products():

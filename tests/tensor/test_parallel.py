@@ -1,4 +1,4 @@
-"""Blocks of rows on several threads: every row once, the same bits for any number of threads, and alive after a fork."""
+"""Blocks of rows on several threads: every row once, the same bits for any number of them, and alive after a fork."""
 from __future__ import annotations
 
 import multiprocessing
@@ -88,7 +88,9 @@ def test_a_forked_child_has_threads_of_its_own(with_threads):
     assert not alive and child.exitcode == 0
 
 
-@pytest.mark.parametrize("settings,expected", [({"RUDA_THREADS": "3"}, 3), ({"OPENBLAS_NUM_THREADS": "2"}, 2), ({}, None)])
+@pytest.mark.parametrize(
+    "settings,expected", [({"RUDA_THREADS": "3"}, 3), ({"OPENBLAS_NUM_THREADS": "2"}, 2), ({}, None)]
+)
 def test_the_number_of_threads_follows_the_environment(monkeypatch, settings, expected):
     for name in ("RUDA_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
