@@ -23,7 +23,7 @@ class Config:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True)(cls)
 
-    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+    def __getattr__(self, name: str) -> Any:
         field = name.removeprefix("with_")
         known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
         if name.startswith("with_") and field in known:

@@ -10,7 +10,11 @@ from .rules import Adam, AdamW, Rule, Sgd
 
 
 class OptimizerConfig(Config):
-    """Base of optimizer configurations."""
+    """Base of optimizer configurations: `build()` gives the bare rule, `init()` the optimizer.
+
+    >>> issubclass(SgdConfig, OptimizerConfig)
+    True
+    """
 
     def build(self) -> Rule:
         """Return the bare rule, which wrappers such as `Fp32MasterOptimizer` take."""

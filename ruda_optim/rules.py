@@ -2,7 +2,8 @@
 
 `update(xp, lr, p, g, state)` changes `p` and the arrays of `state` in place; the optimizer has made sure that nobody
 else can see them. Everything is computed in float32 (float64 for float64 parameters). NumPy runs a rule in
-cache-sized chunks, so that a dozen passes over memory become one.
+cache-sized blocks, so that a dozen passes over memory become one, and large parameters on all cores; the bits do not
+depend on either.
 """
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ import numpy as np
 
 from ruda_nn import Config
 from ruda_tensor.dtypes import FLOAT32, HALF
-
-CHUNK = 16 * 1024  # elements: five float32 arrays of this length fit a 512 KiB cache
+from ruda_tensor.ops._parallel import each_block
 
 
 class Rule:
@@ -74,12 +74,13 @@ class Rule:
         state["time"] += 1
         kernel = self.kernel(lr, state["time"])
         flat = [p.reshape(-1), xp.ascontiguousarray(g).reshape(-1), *[state[name].reshape(-1) for name in self.arrays]]
-        size = flat[0].size
-        step = CHUNK if xp is np else max(size, 1)
-        scratch = [xp.empty(min(step, size), p.dtype) for _ in range(self.scratch)]
-        for at in range(0, size, step):
-            end = min(size, at + step)
-            kernel(xp, *[a[at:end] for a in flat], *[s[: end - at] for s in scratch])
+
+        def body(block: slice) -> None:
+            scratch = [xp.empty(block.stop - block.start, p.dtype) for _ in range(self.scratch)]
+            with np.errstate(all="ignore"):  # other threads do not have the setting of the optimizer's
+                kernel(xp, *[a[block] for a in flat], *scratch)
+
+        each_block(xp, p.size, 2 * p.itemsize, body)  # blocks of half a MiB: several arrays of one pass are in use
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place.
@@ -162,13 +163,11 @@ class Adam(Rule):
             t = rest[-1]
             if coupled:
                 g = add_decay(xp, coupled, p, g, rest[-2])
-            xp.subtract(g, m, out=t)
-            xp.multiply(t, 1.0 - b1, out=t)
-            xp.add(m, t, out=m)
+            xp.multiply(m, b1, out=m)  # passes that write where they read are the cheap ones
+            xp.add(m, xp.multiply(g, 1.0 - b1, out=t), out=m)
+            xp.multiply(v, b2, out=v)
             xp.multiply(g, g, out=t)
-            xp.subtract(t, v, out=t)
-            xp.multiply(t, 1.0 - b2, out=t)
-            xp.add(v, t, out=v)
+            xp.add(v, xp.multiply(t, 1.0 - b2, out=t), out=v)
             if c.amsgrad:
                 v = xp.maximum(rest[0], v, out=rest[0])
             xp.sqrt(v, out=t)

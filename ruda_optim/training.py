@@ -15,7 +15,11 @@ from .optimizer import Optimizer
 
 @dataclass(frozen=True)
 class RestoredTraining:
-    """What a restore gives back; `state` is what the caller put in."""
+    """What a restore gives back; `state` is what the caller put in.
+
+    >>> RestoredTraining(None, None, None, GradientsAccumulator(), {"epoch": 3}).state
+    {'epoch': 3}
+    """
 
     model: Any
     optimizer: Optimizer

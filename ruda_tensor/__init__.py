@@ -9,6 +9,7 @@ import sys as _sys
 from . import creation, inspection, linalg, random
 from . import methods as _methods
 from .backend import NoUsableGpu
+from .backend import keep_host_memory as _keep_host_memory
 from .creation import *  # noqa: F403
 from .devices import Cpu, Cuda, CudaDevice, Device, default_device, set_default_device
 from .dtypes import BFLOAT16 as bfloat16
@@ -112,3 +113,4 @@ e, inf, nan, newaxis, pi = 2.718281828459045, float("inf"), float("nan"), None, 
 __array_api_version__ = "2024.12"
 
 _methods._F = _sys.modules[__name__]
+_keep_host_memory()

@@ -13,7 +13,11 @@ from .dtypes import FLOAT32, INT32, as_dtype, is_floating, is_integer
 
 
 class Device:
-    """A place for tensors. Two devices are equal when they are the same place, whatever their default dtypes."""
+    """A place for tensors. Two devices are equal when they are the same place, whatever their default dtypes.
+
+    >>> isinstance(Cpu(), Device), Cpu() == Cuda(0)
+    (True, False)
+    """
 
     kind = "device"
     index = 0

@@ -23,6 +23,7 @@ FLOATING = frozenset((FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
 INTEGER = frozenset(SIGNED + UNSIGNED)
 HALF = frozenset((FLOAT16, BFLOAT16))
 ALL = frozenset((BOOL, *INTEGER, *FLOATING))
+_CANONICAL = {d: d for d in ALL}  # equal dtype objects -> the one that arrays hold, which hot paths compare by `is`
 BY_NAME = {str(d): d for d in sorted(ALL, key=str)}
 
 
@@ -45,6 +46,8 @@ class FloatDType(Enum):
 
 def as_dtype(dtype: Any) -> np.dtype:
     """Return the supported dtype that a dtype object, name, Python type or FloatDType means, or raise TypeError."""
+    if type(dtype) is type(FLOAT32) and dtype in _CANONICAL:
+        return _CANONICAL[dtype]
     if isinstance(dtype, FloatDType):
         return dtype.dtype
     if dtype is float:

@@ -163,7 +163,7 @@ def apply(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None) ->
     if type(data) is not device.array_type:
         data = device.xp.asarray(data)
     if dtype is not None and data.dtype is FLOAT32:
-        data = data.astype(dtype)
+        data = round_to(data, dtype)
     out = _new(Tensor)
     out._data = data
     out.device = device
@@ -226,6 +226,12 @@ def widen(arrays: list) -> tuple[list, Any]:
     return [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
 
 
+def round_to(array: Any, dtype: Any) -> Any:
+    """Return a float32 array in a half type; what is too large becomes inf without a warning, as on a GPU."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
 class Composite:
     """An operation that is an expression over others, with a hand-derived pair of bodies that runs faster.
 
@@ -284,5 +290,5 @@ def run_composite(op: Composite, device: Any, arrays: list, static: dict[str, An
         out, extras = (result[0], tuple(result[1:])) if isinstance(result, tuple) else (result, ())
         out = device.xp.asarray(out)
         if dtype is not None and out.dtype is FLOAT32:
-            out = out.astype(dtype)
+            out = round_to(out, dtype)
     return out, extras

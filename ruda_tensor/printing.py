@@ -17,7 +17,7 @@ def _corners(data: Any) -> Any:
     """The ends of every long axis, and one element between them for the dots to stand for."""
     for axis, size in enumerate(data.shape):
         if size > 2 * EDGE + 1:
-            ends = np.r_[0 : EDGE + 1, size - EDGE : size]
+            ends = [*range(EDGE + 1), *range(size - EDGE, size)]
             data = data[(slice(None),) * axis + (ends,)]
     return data
 

@@ -49,7 +49,7 @@ class Tensor(Methods):
     _node: Any
 
     __array_ufunc__ = None  # NumPy's operators give way to ours, and np.exp(tensor) raises instead of losing the tape
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]  (`==` is elementwise, and dicts go by identity)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError("make a tensor with a function: rt.tensor([1.0, 2.0]), rt.zeros((2, 3)), rt.asarray(array)")

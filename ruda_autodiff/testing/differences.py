@@ -31,19 +31,27 @@ class Estimate:
 class Curve:
     """f along lines through x: counts evaluations, and turns what cannot be evaluated beside x into NaN.
 
-    `noise` is how much of each component of f is not its own (rounding, or a narrower dtype inside), once measured.
+    `noise` is how much of each component of f is not its own (rounding, or a narrower dtype inside), once measured;
+    `size` the largest value that each has had.
     """
 
     def __init__(self, f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, at_x: np.ndarray) -> None:
         self.f, self.x, self.at_x = f, x, at_x
         self.evaluations = 0
         self.noise = np.zeros_like(at_x)
+        self.size = np.abs(at_x)
         self.refused: Exception | None = None
 
     def restricted(self, rows: np.ndarray) -> Curve:
         """The same with some of the components only; its evaluations are counted here."""
         out = Curve(lambda x: self._count(x)[rows], self.x, self.at_x[rows])
         out.noise = self.noise[rows]
+        return out
+
+    def projected(self, w: np.ndarray) -> Curve:
+        """The one component <w, f>; its evaluations are counted here."""
+        out = Curve(lambda x: np.array([w @ self._count(x)]), self.x, np.array([w @ self.at_x]))
+        out.noise = np.array([np.linalg.norm(w * np.maximum(self.noise, 4.0 * EPS * np.abs(self.at_x)))])
         return out
 
     def _count(self, x: np.ndarray) -> np.ndarray:
@@ -60,7 +68,9 @@ class Curve:
             return np.full_like(self.at_x, np.nan)
         if y.shape != self.at_x.shape:
             return np.full_like(self.at_x, np.nan)
-        return np.where(np.isfinite(y), y, np.nan)
+        y = np.where(np.isfinite(y), y, np.nan)
+        self.size = np.fmax(self.size, np.abs(y))
+        return y
 
 
 def derivatives(curve: Curve, directions: np.ndarray, *, start: float = START, ratio: float = 2.0) -> Estimate:

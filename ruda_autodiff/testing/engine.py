@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from .differences import START, Curve, Estimate, derivatives, measure_noise
-from .report import GradientReport, KinkNearby, LowPrecision, NonFinite, NotDeterministic, missing_error
+from .report import GradientMismatch, GradientReport, KinkNearby, LowPrecision, NonFinite, NotDeterministic, missing_error
 from .structure import Space, element
 
 SAFETY = 4.0  # how many times its estimated error a numerical derivative may be off
-FLAT = 1e-6  # a slope this small beside the value per scale of the input counts as zero, so it need not be resolved
+FLAT = 1e-6  # a slope this small beside the values of f counts as zero, so no relative error of it need be seen
 FULL_COLUMNS, FULL_ENTRIES = 80, 600
 MOST_KINKS = 16
 MANY_OUTPUTS = 1000
@@ -40,7 +40,10 @@ class Function(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of check_gradients and check_vjp that concern the engine."""
+    """The keyword arguments of check_gradients and check_vjp that concern the engine.
+
+    `locate=False` raises at the first direction that disagrees, without looking for the entry: for mutation runs.
+    """
 
     directions: int = 2
     full: bool | None = None
@@ -50,6 +53,7 @@ class Options:
     precision: float = 1e-9
     step: float | None = None
     kinks: str = "raise"
+    locate: bool = True
 
     def __post_init__(self) -> None:
         if self.directions < 0 or (self.directions == 0 and self.full is not True):
@@ -153,6 +157,8 @@ class Checker:
                 if verdict.size:
                     self.report.saw(abs(verdict.analytic - verdict.numerical) / verdict.size, verdict.error / verdict.size)
                 return
+            if not self.options.locate and not verdict.agrees:
+                raise GradientMismatch(f"a random direction disagrees: {verdict}")
             j = self.halve(v, w, g)
             judge.column(j, w, verdict)  # raises, unless all that is amiss is a kink
             v[j] = 0.0
@@ -161,7 +167,7 @@ class Checker:
             verdict = self.compare(g, v, w, self.along(v))
         raise KinkNearby(f"more than {MOST_KINKS} inputs are at kinks; the first: {next(iter(judge.kinks.values()))}")
 
-    def compare(self, g: np.ndarray, v: np.ndarray, w: np.ndarray, found: Estimate, at_x: np.ndarray | None = None) -> Verdict:
+    def compare(self, g: np.ndarray, v: np.ndarray, w: np.ndarray, found: Estimate, values: np.ndarray | None = None) -> Verdict:
         """The verdict on a direction. Errors of components add up in quadrature, for the signs of w are random."""
         terms = g[v != 0.0] * v[v != 0.0]
         analytic, numerical = float(terms.sum()), float(w @ np.nan_to_num(found.value[0]))
@@ -169,7 +175,7 @@ class Checker:
         spread = float(np.linalg.norm(terms))
         agrees = bool(np.isfinite(analytic)) and abs(analytic - numerical) <= error + self.options.rtol * spread
         size = max(abs(analytic), abs(numerical), spread)
-        flat = FLAT * float(np.linalg.norm(w * (self.curve.at_x if at_x is None else at_x)))
+        flat = FLAT * float(np.linalg.norm(w * (self.curve.size if values is None else values)))
         seen = bool(np.isfinite(error)) and error <= self.options.resolution * max(size, flat)
         return Verdict(agrees, seen, analytic, numerical, error, size)
 
@@ -224,7 +230,7 @@ class Checker:
         if len(w) > MANY_OUTPUTS:
             live = np.flatnonzero((curve(self.start, part) != curve.at_x) | (curve(-self.start, part) != curve.at_x))
             w, curve = w[live], curve.restricted(live)
-        return self.compare(g, part, w, self.along(part, curve), curve.at_x)
+        return self.compare(g, part, w, self.along(part, curve), curve.size)
 
 
 def _excess(v: Verdict) -> float:

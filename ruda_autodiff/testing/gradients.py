@@ -95,7 +95,8 @@ class OnTape:
                 f"check_gradients: the function returned no tensor of a floating dtype, but {type(value).__name__}; return tensors "
                 "(a structure of them, or y.sum() rather than y.item())"
             )
-        self.outputs = self.space_of(results)
+        if self.outputs.shapes != [y.shape for _, y in results] or any(y.dtype != FLOAT64 for _, y in results):
+            self.outputs = self.space_of(results)
         return self.outputs.join([host(y) for _, y in results])
 
     @staticmethod
@@ -240,12 +241,16 @@ def check_gradients(
     """
     if order not in (1, 2):
         raise ValueError(f"check_gradients: order must be 1 or 2, got {order!r}")
-    options = Options(directions, full, seed, rtol, resolution, precision, step, kinks)
+    return check(f, inputs, order, wrt, Options(directions, full, seed, rtol, resolution, precision, step, kinks))
+
+
+def check(f: Callable, inputs: tuple, order: int, wrt: Any, options: Options) -> GradientReport:
+    """check_gradients with its options in one object."""
     function = OnTape(f, inputs, wrt)
     x = function.start()
     report = Checker(function, x, options).run()
     if order == 2 and function.outputs.size:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(options.seed)
         w = rng.choice([-1.0, 1.0], function.outputs.size) * rng.uniform(0.5, 1.5, function.outputs.size)
         second = Checker(SecondOrder(function), np.concatenate([x, w]), options, order=2).run()
         second.saw(report.max_error, report.resolution)

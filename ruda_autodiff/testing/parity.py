@@ -94,7 +94,7 @@ def nudged(inputs: tuple, eps: float, rng: np.random.Generator) -> tuple:
 
 
 def tolerances(f: Callable, inputs: tuple, names: list[str], exact: Run, dtype: np.dtype) -> Run:
-    """How far rounding in `dtype` may take each value and gradient: measured, by rounding the inputs at random.
+    """How far rounding in `dtype` may take each value and gradient: measured, by rounding what goes in at random.
 
     A computation that rounds its intermediate results is about as far off as one whose inputs were rounded, times the
     sensitivity that this measures; the largest element of each result sets a floor for sums with cancellation.
@@ -104,7 +104,7 @@ def tolerances(f: Callable, inputs: tuple, names: list[str], exact: Run, dtype: 
     out = Run({k: 4.0 * eps * np.abs(v) for k, v in exact.values.items()},
               {k: 4.0 * eps * np.abs(v) for k, v in exact.gradients.items()}, {})  # fmt: skip
     for _ in range(PERTURBATIONS):
-        other = run(f, nudged(inputs, eps, rng), names)
+        other = run(f, nudged(inputs, eps, rng), names, lambda name, y: signs(name, y) * (1.0 + eps * rng.uniform(-1.0, 1.0, y.shape)))
         for mine, theirs, found in (
             (out.values, other.values, exact.values), (out.gradients, other.gradients, exact.gradients)
         ):  # fmt: skip

@@ -80,7 +80,7 @@ class LowPrecision(Inconclusive):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the Jacobian, by both routes; `at` is the input's value there, moved by `scale`, `result` that of f."""
+    """One entry of the Jacobian by both routes, at the input value `at`; `scale` and `result` are the sizes of input and f."""
 
     input: str
     index: tuple[int, ...]

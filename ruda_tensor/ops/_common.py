@@ -13,7 +13,7 @@ from ..operation import Primitive, apply
 from ..tensor import Tensor
 
 _cast = Primitive(
-    "astype", lambda xp, x, *, dtype: x.astype(dtype), half="storage", dx=lambda g, x_dtype: cast(g, x_dtype)
+    "astype", lambda xp, x, *, dtype: x.astype(dtype), half="storage", poles=True, dx=lambda g, x_dtype: cast(g, x_dtype)
 )
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..dtypes import BOOL, FLOATING, HALF, INTEGER, UNSIGNED
+from ..dtypes import BOOL, FLOATING, INTEGER, UNSIGNED
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
 from . import transcendental
 from ._common import as_tensor, cast, floating, pair, scalar_of
+from ._numbers import neighbour, rest, sign_or_nan, whole_quotient
 from .compare import signbit, where
 
 __all__ = [
@@ -242,11 +241,9 @@ def _power_of_number(x: Tensor, number: Any) -> Tensor:
     return apply(_power_number, (x,), {"p": float(number)})
 
 
-_floor_divide = Primitive(
-    "floor_divide", lambda xp, x, y: xp.floor_divide(x, y), poles=True, dx=lambda g: zeros_of(g), dy=lambda g: zeros_of(g)
-)
+_floor_divide = Primitive("floor_divide", whole_quotient, poles=True, dx=lambda g: zeros_of(g), dy=lambda g: zeros_of(g))
 _remainder = Primitive(
-    "remainder", lambda xp, x, y: xp.remainder(x, y), poles=True, dx=lambda g: g, dy=lambda g, x, y: -(g * floor_divide(x, y))
+    "remainder", rest, poles=True, dx=lambda g: g, dy=lambda g, x, y: -(g * floor_divide(x, y))
 )
 
 
@@ -272,7 +269,7 @@ def remainder(x: Any, y: Any, /) -> Tensor:
     return apply(_remainder, (numeric(x, "remainder"), y))
 
 
-_sign = Primitive("sign", lambda xp, x: xp.sign(x), dx=lambda g: zeros_of(g))
+_sign = Primitive("sign", sign_or_nan, dx=lambda g: zeros_of(g))
 _floor = Primitive("floor", lambda xp, x: xp.floor(x), dx=lambda g: zeros_of(g))
 _ceil = Primitive("ceil", lambda xp, x: xp.ceil(x), dx=lambda g: zeros_of(g))
 _trunc = Primitive("trunc", lambda xp, x: xp.trunc(x), dx=lambda g: zeros_of(g))
@@ -354,21 +351,7 @@ def copysign(x: Any, y: Any, /) -> Tensor:
     return apply(_copysign, (floating(x, "copysign"), floating(y, "copysign")))
 
 
-def _next(xp: Any, x: Any, y: Any) -> Any:
-    if x.dtype not in HALF:
-        return xp.nextafter(x, y)
-    # A half type's neighbours are those of its bits as a sign and an integer, and those of zero the least subnormals.
-    a, b = x.astype(np.float32), y.astype(np.float32)
-    bits = x.view(np.int16)
-    step = xp.where((a < b) == (a > 0), 1, -1).astype(np.int16)
-    least = xp.where(b > 0, 1, -0x7FFF).astype(np.int16)
-    moved = xp.where(a == 0, least, bits + step).view(x.dtype)
-    moved = xp.where(a == b, y.view(np.int16), moved.view(np.int16))
-    quiet = np.asarray(np.nan, x.dtype).view(np.int16)
-    return xp.where(xp.isnan(a) | xp.isnan(b), quiet, moved).view(x.dtype)
-
-
-_nextafter = Primitive("nextafter", _next, half="storage", dx=lambda g: g, dy=lambda g: zeros_of(g))
+_nextafter = Primitive("nextafter", neighbour, half="storage", dx=lambda g: g, dy=lambda g: zeros_of(g))
 
 
 def nextafter(x: Any, y: Any, /) -> Tensor:

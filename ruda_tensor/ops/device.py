@@ -33,7 +33,12 @@ _move = _Move()
 
 
 def move(x: Tensor, device: Device) -> Tensor:
-    """Return `x` on `device`; differentiable."""
+    """Return `x` on `device`; differentiable. `x.to_device(device)` is the method form.
+
+    >>> import ruda_tensor as rt
+    >>> move(rt.ones(2, device=rt.Cpu()), rt.Cpu()).device
+    Cpu()
+    """
     host = backend.to_host(x._data)
     with device.guard():
         out = Tensor._wrap(host if device.kind == "cpu" else device.xp.asarray(host), device)

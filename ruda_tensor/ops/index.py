@@ -18,6 +18,7 @@ __all__ = [
     "gather", "getitem", "one_hot", "scatter", "scatter_add", "segment_sum", "slice_assign", "take", "take_along_axis",
 ]  # fmt: skip
 
+
 def _constant(array: Any, like: Tensor) -> Tensor:
     return Tensor._wrap(array, like.device)
 

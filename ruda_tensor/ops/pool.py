@@ -15,6 +15,7 @@ from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._windows import meet, per_axis, wide, window_count
+from .dropout import masked
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
 
@@ -67,23 +68,17 @@ def _winner_forward(xp: Any, x: Any, out: Any, *, axis: int, window: tuple, coun
     return taps
 
 
-def _masked(xp: Any, x: Any, mask: Any) -> Any:
-    """x where `mask`, else 0, by multiplying its bits with 0 or 1: no branches, and no NaN from an infinity."""
-    bits = x.view(f"i{x.dtype.itemsize}")
-    return xp.multiply(bits, mask, dtype=bits.dtype).view(x.dtype)
-
-
 def _place_forward(xp: Any, y: Any, taps: Any, *, axis: int, window: tuple, size: int) -> Any:
     x = xp.zeros(_shape(y.shape, axis, size), y.dtype)
     for tap, to, of in _taps(size, y.shape[axis], window, axis, y.ndim):
-        x[of] += _masked(xp, y[to], taps[to] == tap)
+        x[of] += masked(xp, y[to], taps[to] == tap)
     return x
 
 
 def _pick_forward(xp: Any, x: Any, taps: Any, *, axis: int, window: tuple, count: int) -> Any:
     out = xp.zeros(taps.shape, x.dtype)
     for tap, to, of in _taps(x.shape[axis], count, window, axis, x.ndim):
-        out[to] += _masked(xp, x[of], taps[to] == tap)
+        out[to] += masked(xp, x[of], taps[to] == tap)
     return out
 
 

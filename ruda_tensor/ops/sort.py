@@ -97,7 +97,12 @@ def argsort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: b
 
 
 class TopK(NamedTuple):
-    """What `topk` returns: the elements, and their int64 positions along the axis."""
+    """What `topk` returns: the elements, and their int64 positions along the axis.
+
+    >>> import ruda_tensor as rt
+    >>> rt.topk(rt.tensor([2.0, 3.0, 1.0], device=rt.Cpu()), 1).indices.tolist()
+    [1]
+    """
 
     values: Tensor
     indices: Tensor

@@ -70,7 +70,12 @@ def check_probability(name: str, p: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A name for one stream of random numbers: a 64-bit seed that only `key`, `split` and `fold_in` hand out."""
+    """A name for one stream of random numbers: a 64-bit seed that only `key`, `split` and `fold_in` hand out.
+
+    >>> import ruda_tensor as rt
+    >>> rt.random.key(7) == rt.random.key(7), rt.random.key(7) == rt.random.key(8)
+    (True, False)
+    """
 
     seed: int
 

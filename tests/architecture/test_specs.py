@@ -14,9 +14,8 @@ NOT_OPERATIONS = {
     # making tensors from other things
     "tensor", "asarray", "from_dlpack", "empty", "empty_like",
     # devices and dtypes
-    "default_device", "set_default_device", "parse_device", "gpu_problem", "seed",
-    "can_cast", "finfo", "iinfo", "isdtype", "is_floating", "is_integer", "is_half", "promote_types", "result_type",
-    "__array_namespace_info__",
+    "default_device", "set_default_device",
+    "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__",
 }
 
 

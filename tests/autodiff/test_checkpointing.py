@@ -12,7 +12,7 @@ from ruda_autodiff.anomaly import AnomalyError
 def network(x, w1, w2, b):
     h = rt.tanh(x @ w1 + b)
     h = rt.gelu(h * 1.5) + h
-    h = rt.layer_norm(h, (h.shape[-1],))
+    h = rt.layer_norm(h)
     return rt.softmax(h @ w2, axis=-1) * rt.exp(-h @ w2)
 
 

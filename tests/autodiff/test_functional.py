@@ -6,7 +6,15 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_autodiff import (
-    HigherDerivativeUnsupported, grad, hessian, hvp, jacobian, record, tensors_of, value_and_grad, vjp,
+    HigherDerivativeUnsupported,
+    grad,
+    hessian,
+    hvp,
+    jacobian,
+    record,
+    tensors_of,
+    value_and_grad,
+    vjp,
 )  # fmt: skip
 
 

@@ -131,7 +131,10 @@ STATISTICS = [
     ),
     Spec("norm", lambda x: rt.norm(x, rt.inf, axis=1), apart(3, 5), lambda x: np.abs(x).max(1), tag="inf"),
     Spec("norm", lambda x: rt.norm(x, -rt.inf, axis=1), apart(3, 5), lambda x: np.abs(x).min(1), tag="-inf"),
-    Spec("normalize", lambda x: rt.normalize(x), away_from_zero(3, 5), lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True))),
+    Spec(
+        "normalize", lambda x: rt.normalize(x), away_from_zero(3, 5),
+        lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True)),
+    ),
     Spec(
         "normalize", lambda x: rt.normalize(x, axis=0, ord=1), away_from_zero(3, 5),
         lambda x: x / np.abs(x).sum(0), tag="1",

@@ -54,7 +54,8 @@ def test_scalars_and_truth():
     for wrong, words in ((lambda: rt.ones(2, device=CPU).item(), "one"), (lambda: bool(rt.ones(2, device=CPU)), "ambiguous")):
         with pytest.raises(ValueError, match=words):
             wrong()
-    for wrong in (lambda: len(rt.tensor(1.0, device=CPU)), lambda: list(rt.tensor(1.0, device=CPU)), lambda: [1][rt.ones((), device=CPU)]):
+    scalar = rt.tensor(1.0, device=CPU)
+    for wrong in (lambda: len(scalar), lambda: list(scalar), lambda: [1][scalar]):
         with pytest.raises(TypeError):
             wrong()
     assert [float(row.sum()) for row in rt.tensor([[1.0, 2.0], [3.0, 4.0]], device=CPU)] == [3.0, 7.0]

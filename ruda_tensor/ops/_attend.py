@@ -1,0 +1,195 @@
+"""The bodies of attention over raw arrays: blocks of scores that stay in the cache, and no score is kept for backward.
+
+q is (B, H, Tq, D), k (B, K, Tk, D) and v (B, K, Tk, E), where K divides H: query heads h r ... h r + r - 1 share the
+keys of head h. `mask` is None or (B, H, Tq, Tk), each size possibly 1. Forward keeps one number per query, the
+logarithm of its sum of exponentials, from which backward has its probabilities again.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BOOL
+from ..random import draws
+from .dropout import masked
+
+HOST_BLOCK = 1 << 20  # of scores; a second such block, the keys and the values share the cache in backward
+DEVICE_BLOCK = 512 << 20
+
+
+class _Block:
+    """A range of batches, key heads and queries, and the keys that causal queries of it can see."""
+
+    def __init__(self, batches: slice, heads: slice, queries: slice, keys: int, group: int) -> None:
+        self.batches, self.heads, self.queries, self.keys, self.group = batches, heads, queries, slice(0, keys), group
+
+    def by_query(self, a: Any) -> Any:
+        """The part of (B, H, Tq, n) as (batches, key heads, group, queries, n)."""
+        return self._grouped(a)[self.batches, self.heads, :, self.queries]
+
+    def by_key(self, a: Any) -> Any:
+        """The part of (B, K, Tk, n)."""
+        return a[self.batches, self.heads, self.keys]
+
+    def of_mask(self, mask: Any) -> Any:
+        """The part of a mask, (batches, key heads, group, queries, keys), where sizes of 1 stay whole."""
+        mask = self._grouped(mask)
+        parts = (self.batches, self.heads, slice(None), self.queries, self.keys)
+        return mask[tuple(slice(None) if n == 1 else part for n, part in zip(mask.shape, parts))]
+
+    def _grouped(self, a: Any) -> Any:
+        b, h, *rest = a.shape
+        return a.reshape(b, *((1, 1) if h == 1 else (h // self.group, self.group)), *rest)
+
+    def rows(self, a: Any) -> Any:
+        """(batches, key heads, group, queries, n) with group and queries merged: a copy unless it is contiguous."""
+        return a.reshape(*a.shape[:2], a.shape[2] * a.shape[3], a.shape[4])
+
+
+def _blocks(xp: Any, q: Any, k: Any, causal: bool) -> Iterator[_Block]:
+    """Cut the scores into blocks: many batches, else some heads of one, else some queries of one head."""
+    (b, h, t, _), (heads, keys) = q.shape, k.shape[1:3]
+    if not heads:
+        return
+    group = h // heads
+    budget = (HOST_BLOCK if xp is np else DEVICE_BLOCK) // q.dtype.itemsize
+    head = max(1, group * t * keys)
+    steps = max(1, budget // (head * heads)), min(heads, max(1, budget // head)), t
+    if head > budget:
+        steps = 1, 1, max(1, budget // max(1, group * keys))
+    for b0 in range(0, b, steps[0]):
+        for h0 in range(0, heads, steps[1]):
+            for t0 in range(0, t, max(1, steps[2])):
+                queries = slice(t0, min(t, t0 + steps[2]))
+                seen = min(keys, max(0, queries.stop + keys - t)) if causal else keys
+                yield _Block(slice(b0, min(b, b0 + steps[0])), slice(h0, min(heads, h0 + steps[1])), queries, seen, group)
+
+
+def _walkable(xp: Any, a: Any) -> Any:
+    """The array, copied where BLAS cannot walk it: it needs the last axis dense and the one before it ascending."""
+    return a if xp is not np or (a.strides[-1] == a.itemsize and min(a.strides) > 0) else np.ascontiguousarray(a)
+
+
+def _scores(xp: Any, block: _Block, q: Any, k: Any, mask: Any, scale: float, causal: bool) -> tuple[Any, Any]:
+    """Return the scaled queries as rows, and the scores (batches, key heads, group, queries, keys), -inf if hidden."""
+    part = block.by_query(q)
+    rows = block.rows(xp.multiply(part, q.dtype.type(scale), order="C"))
+    s = xp.matmul(rows, block.by_key(k).swapaxes(-1, -2)).reshape(*part.shape[:4], block.keys.stop)
+    if mask is not None:
+        m = block.of_mask(mask)
+        if m.dtype == BOOL:
+            xp.copyto(s, -math.inf, where=~m)
+        else:
+            s += m
+    if causal:
+        last = xp.arange(block.queries.start, block.queries.stop) + (k.shape[2] - q.shape[2])  # the last key each sees
+        first = min(block.keys.stop, max(0, block.queries.start + k.shape[2] - q.shape[2] + 1))
+        xp.copyto(s[..., first:], -math.inf, where=xp.arange(first, block.keys.stop) > last[:, None])
+    return rows, s
+
+
+def _kept(xp: Any, block: _Block, shape: tuple, dropout: tuple[float, int, int]) -> Any:
+    """The part of the dropout mask of all (B, H, Tq, Tk) probabilities that falls on a block."""
+    p, seed, offset = dropout
+    b, h, t, n = shape
+    out = []
+    heads = range(block.heads.start * block.group, block.heads.stop * block.group)
+    for i in range(block.batches.start, block.batches.stop):
+        for j in heads:
+            start = ((i * h + j) * t + block.queries.start) * n
+            count = (block.queries.stop - block.queries.start) * n
+            words = draws.bernoulli(xp, (start % 4 + count,), 1 - p, seed, (offset + start // 4) % 2**64)
+            out.append(words[start % 4 :].reshape(-1, n)[:, block.keys])
+    queries = block.queries.stop - block.queries.start
+    shape = (block.batches.stop - block.batches.start, block.heads.stop - block.heads.start, block.group, queries)
+    return xp.stack(out).reshape(*shape, block.keys.stop)
+
+
+def attend(
+    xp: Any, q: Any, k: Any, v: Any, mask: Any, *, scale: float, causal: bool, dropout: tuple | None
+) -> tuple[Any, Any]:
+    """Return softmax(scale q k^T + mask) v, and log sum exp of each query's scores: inf where it sees no key."""
+    out = xp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    lse = xp.full((*q.shape[:3], 1), math.inf, q.dtype)
+    k, v = _walkable(xp, k), _walkable(xp, v)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for block in _blocks(xp, q, k, causal):
+            if block.keys.stop == 0:
+                continue
+            _, s = _scores(xp, block, q, k, mask, scale, causal)
+            top = xp.max(s, axis=-1, keepdims=True)
+            top[top == -math.inf] = 0  # a query that sees nothing: every exponential is then 0
+            s -= top
+            xp.exp(s, out=s)
+            sums = xp.sum(s, axis=-1, keepdims=True)
+            empty = sums == 0
+            sums[empty] = 1
+            logs = block.by_query(lse)
+            logs[...] = xp.log(sums) + top
+            logs[empty] = math.inf
+            if dropout is not None:
+                s = masked(xp, s, _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout))
+                sums *= 1 - dropout[0]
+            weighted = xp.matmul(block.rows(s), block.by_key(v)).reshape(*s.shape[:4], v.shape[3])
+            block.by_query(out)[...] = weighted / sums
+    return out, lse
+
+
+def attend_backward(
+    xp: Any,
+    g: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    lse: Any,
+    *,
+    needs: tuple,
+    scale: float,
+    causal: bool,
+    dropout: tuple | None,
+) -> tuple:
+    """With p the probabilities, s the scores and dp = g v^T:  ds = p (dp - sum(p dp)), and dv = p^T g.
+
+    Dao et al., "FlashAttention", 2022, appendix B.2 to B.4. The order of the blocks fixes the order of all sums.
+    """
+    dq, dk, dv = xp.zeros(q.shape, q.dtype), xp.zeros(k.shape, k.dtype), xp.zeros(v.shape, v.dtype)
+    dmask = xp.zeros(mask.shape, q.dtype) if needs[3] else None
+    k, v = _walkable(xp, k), _walkable(xp, v)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for block in _blocks(xp, q, k, causal):
+            if block.keys.stop == 0:
+                continue
+            rows, p = _scores(xp, block, q, k, mask, scale, causal)
+            p -= block.by_query(lse)
+            xp.exp(p, out=p)
+            incoming = block.rows(xp.ascontiguousarray(block.by_query(g)))
+            ds = xp.matmul(incoming, block.by_key(v).swapaxes(-1, -2)).reshape(p.shape)
+            used = p
+            if dropout is not None:
+                kept = _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout)
+                ds, used = masked(xp, ds, kept), masked(xp, p, kept)
+                ds *= 1 / (1 - dropout[0])
+                used *= 1 / (1 - dropout[0])
+            if needs[2]:
+                block.by_key(dv)[...] += xp.matmul(block.rows(used).swapaxes(-1, -2), incoming)
+            ds -= _dots(xp, p, ds)
+            ds *= p
+            if dmask is not None:
+                part = block.of_mask(dmask)
+                part += xp.sum(ds, axis=tuple(i for i, n in enumerate(part.shape) if n == 1), keepdims=True)
+            scores = block.rows(ds)
+            if needs[0]:
+                to_q = xp.matmul(scores, block.by_key(k))
+                to_q *= q.dtype.type(scale)
+                block.by_query(dq)[...] = to_q.reshape(*p.shape[:4], q.shape[3])
+            if needs[1]:
+                block.by_key(dk)[...] += xp.matmul(scores.swapaxes(-1, -2), rows)
+    return dq if needs[0] else None, dk if needs[1] else None, dv if needs[2] else None, dmask
+
+
+def _dots(xp: Any, x: Any, y: Any) -> Any:
+    return np.vecdot(x, y)[..., None] if xp is np else xp.sum(x * y, axis=-1, keepdims=True)
