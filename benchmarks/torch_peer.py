@@ -12,6 +12,7 @@ from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
 from .measure import Run
 
 VERSION = torch.__version__
+torch.backends.cudnn.allow_tf32 = False  # as everything else here: full float32
 
 
 def make_mlp(device: str) -> nn.Module:

@@ -4,9 +4,13 @@ from __future__ import annotations
 from typing import Any
 
 from ruda_nn import Config
+from ruda_nn.config import is_number, is_whole
 
+from .clipping import GradientClippingConfig
+from .muon import Muon
 from .optimizer import Optimizer
 from .rules import Adam, AdamW, Rule, Sgd
+from .rules_adaptive import AdaGrad, Adan, RmsProp
 
 
 class OptimizerConfig(Config):
@@ -24,9 +28,27 @@ class OptimizerConfig(Config):
         """Return an optimizer with this rule and no state yet."""
         return Optimizer(self.build())
 
+    def require_number(self, field: str, low: float = 0.0, *, open: bool = False) -> None:
+        """Refuse anything but a finite number >= low (> low where `open`)."""
+        value = getattr(self, field)
+        ok = is_number(value) and (value > low if open else value >= low)
+        self.require(ok, field, f"a number {'>' if open else '>='} {low:g}")
 
-def _fraction(x: Any) -> bool:
-    return isinstance(x, (int, float)) and 0.0 <= x < 1.0
+    def require_fraction(self, field: str) -> None:
+        """Refuse anything but a number in [0, 1)."""
+        self.require(is_fraction(getattr(self, field)), field, "a number in [0, 1)")
+
+    def require_clipping(self) -> None:
+        """Refuse anything but None or a valid clipping in `grad_clipping`."""
+        clipping: Any = getattr(self, "grad_clipping", None)
+        self.require(isinstance(clipping, GradientClippingConfig | None), "grad_clipping", "GradientClippingConfig.norm(1.0)")
+        if clipping is not None:
+            clipping.check()
+
+
+def is_fraction(x: Any) -> bool:
+    """Return whether a setting is a number in [0, 1)."""
+    return is_number(x) and 0.0 <= x < 1.0
 
 
 class SgdConfig(OptimizerConfig):
@@ -40,12 +62,16 @@ class SgdConfig(OptimizerConfig):
     dampening: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    grad_clipping: GradientClippingConfig | None = None
 
     def build(self) -> Sgd:
-        self.require(_fraction(self.momentum), "momentum", "a number in [0, 1)")
-        self.require(0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
-        self.require(not self.nesterov or (self.momentum > 0 and self.dampening == 0), "nesterov", "it with momentum > 0 and dampening 0")
-        self.require(self.weight_decay >= 0.0, "weight_decay", "a number >= 0")
+        """Return the rule."""
+        self.require_fraction("momentum")
+        self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
+        fits = self.momentum > 0 and self.dampening == 0
+        self.require(not self.nesterov or fits, "nesterov", "it with momentum > 0 and dampening 0")
+        self.require_number("weight_decay")
+        self.require_clipping()
         return Sgd(self)
 
 
@@ -60,27 +86,155 @@ class AdamConfig(OptimizerConfig):
     eps: float = 1e-8
     weight_decay: float = 0.0
     amsgrad: bool = False
+    grad_clipping: GradientClippingConfig | None = None
 
     def check(self) -> None:
         """Refuse settings outside their range."""
-        self.require(len(self.betas) == 2 and all(_fraction(b) for b in self.betas), "betas", "two numbers in [0, 1)")
-        self.require(self.eps > 0.0, "eps", "a number > 0")
-        self.require(self.weight_decay >= 0.0, "weight_decay", "a number >= 0")
+        check_betas(self, 2)
+        self.require_number("eps", open=True)
+        self.require_number("weight_decay")
+        self.require_clipping()
 
     def build(self) -> Adam:
+        """Return the rule."""
         self.check()
         return Adam(self)
 
 
+def check_betas(config: Any, count: int) -> None:
+    """Refuse anything but `count` numbers in [0, 1) in `config.betas`."""
+    betas = config.betas
+    ok = isinstance(betas, (tuple, list)) and len(betas) == count and all(is_fraction(b) for b in betas)
+    config.require(ok, "betas", f"{count} numbers in [0, 1)")
+
+
 class AdamWConfig(AdamConfig):
-    """AdamW: as Adam, with decoupled `weight_decay` (1e-2).
+    """AdamW: as Adam, with decoupled `weight_decay` (1e-2), and `cautious_weight_decay` (False).
 
     >>> AdamWConfig().build().config.weight_decay
     0.01
     """
 
     weight_decay: float = 1e-2
+    cautious_weight_decay: bool = False
 
     def build(self) -> AdamW:
+        """Return the rule."""
         self.check()
         return AdamW(self)
+
+
+class AdaGradConfig(OptimizerConfig):
+    """AdaGrad: `lr_decay` (0), `eps` (1e-10), coupled `weight_decay` (0); the defaults are PyTorch's.
+
+    >>> AdaGradConfig(lr_decay=0.1).init()
+    Optimizer(AdaGrad, 0 states)
+    """
+
+    lr_decay: float = 0.0
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    grad_clipping: GradientClippingConfig | None = None
+
+    def build(self) -> AdaGrad:
+        """Return the rule."""
+        self.require_number("lr_decay")
+        self.require_number("eps", open=True)
+        self.require_number("weight_decay")
+        self.require_clipping()
+        return AdaGrad(self)
+
+
+class RmsPropConfig(OptimizerConfig):
+    """RMSprop: `alpha` (0.99), `eps` (1e-8), `momentum` (0), `centered` (False), coupled `weight_decay` (0).
+
+    The defaults are PyTorch's; the reference system has momentum 0.9 and eps 1e-5.
+
+    >>> RmsPropConfig(momentum=0.9).build().arrays
+    ('square_avg', 'buffer')
+    """
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+    grad_clipping: GradientClippingConfig | None = None
+
+    def build(self) -> RmsProp:
+        """Return the rule."""
+        self.require_fraction("alpha")
+        self.require_number("eps", open=True)
+        self.require_fraction("momentum")
+        self.require_number("weight_decay")
+        self.require_clipping()
+        return RmsProp(self)
+
+
+class AdanConfig(OptimizerConfig):
+    """Adan: `betas` (0.98, 0.92, 0.99), `eps` (1e-8), `weight_decay` (0), proximal unless `no_prox` (False).
+
+    >>> AdanConfig(weight_decay=0.1).init()
+    Optimizer(Adan, 0 states)
+    """
+
+    betas: tuple[float, float, float] = (0.98, 0.92, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    no_prox: bool = False
+    grad_clipping: GradientClippingConfig | None = None
+
+    def build(self) -> Adan:
+        """Return the rule."""
+        check_betas(self, 3)
+        self.require_number("eps", open=True)
+        self.require_number("weight_decay")
+        self.require_clipping()
+        return Adan(self)
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon, for parameters that are matrices: momentum, orthogonalized by `ns_steps` (5) of Newton-Schulz.
+
+    `momentum` (0.95), `dampening` (0), `nesterov` (True); `mode="ema"` averages gradients instead of adding them up,
+    which changes the buffer's scale and not the direction. `eps` (1e-7) is a floor on the norm, `adjust_lr` is
+    "original" or "match_rms_adamw", decoupled `weight_decay` is 0 (PyTorch: 0.1). `matrix_layout` says which way
+    round a weight is for the adjusted rate alone: "as_stored" takes its rows for outputs; "input_output" is right for
+    our `Linear`, whose weight is [d_in, d_out]. `stable_normalization` keeps the norm of huge and tiny gradients in range.
+
+    >>> MuonConfig(weight_decay=0.1).init()
+    Optimizer(Muon, 0 states)
+    """
+
+    momentum: float = 0.95
+    dampening: float = 0.0
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    ns_steps: int = 5
+    eps: float = 1e-7
+    adjust_lr: str = "original"
+    mode: str = "sgd"
+    matrix_layout: str = "as_stored"
+    stable_normalization: bool = False
+    grad_clipping: GradientClippingConfig | None = None
+
+    def build(self) -> Muon:
+        """Return the rule."""
+        self.require_fraction("momentum")
+        self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
+        fits = self.momentum > 0 and self.dampening == 0
+        self.require(not self.nesterov or fits, "nesterov", "it with momentum > 0 and dampening 0")
+        self.require(self.mode in ("sgd", "ema"), "mode", "'sgd' or 'ema'")
+        self.require(self.mode == "sgd" or self.dampening == 0, "dampening", "0 where mode is 'ema'")
+        self.require_number("weight_decay")
+        three = isinstance(self.ns_coefficients, (tuple, list)) and len(self.ns_coefficients) == 3
+        self.require(three and all(is_number(c) for c in self.ns_coefficients), "ns_coefficients", "three finite numbers")
+        self.require(is_whole(self.ns_steps) and 1 <= self.ns_steps <= 99, "ns_steps", "an integer from 1 to 99")
+        self.require_number("eps", open=True)
+        self.require(self.adjust_lr in ("original", "match_rms_adamw"), "adjust_lr", "'original' or 'match_rms_adamw'")
+        self.require(
+            self.matrix_layout in ("as_stored", "input_output"), "matrix_layout", "'as_stored' or 'input_output'"
+        )
+        self.require_clipping()
+        return Muon(self)

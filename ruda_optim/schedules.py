@@ -1,10 +1,13 @@
 """Learning-rate schedules: each a function of how often it was called."""
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ruda_nn import Config
+from ruda_nn.config import is_number, is_whole
+from ruda_nn.records import broken
+
+from .optimizer import compare
 
 
 class StepLrScheduler:
@@ -29,10 +32,16 @@ class StepLrScheduler:
         return {"config": self.config.describe(), "calls": self.calls}
 
     def load_record(self, record: dict[str, Any]) -> None:
-        """Take the position of a record; ValueError, and no change, where it was configured differently."""
-        if record["config"] != self.config.describe():
-            raise ValueError(f"the record's schedule differs (record | here): {record['config']} | {self.config.describe()}")
+        """Take the position of a record; RecordMismatch, and no change, where it was configured differently."""
+        if not isinstance(record, dict) or set(record) != {"config", "calls"}:
+            broken("its schedule should hold config and calls")
+        compare(record["config"], self.config.describe(), "schedule")
+        if not is_whole(record["calls"]) or record["calls"] < 0:
+            broken(f"its schedule was called {record['calls']!r} times")
         self.calls = int(record["calls"])
+
+    def __repr__(self) -> str:
+        return f"StepLrScheduler({self.config}, {self.calls} calls)"
 
 
 class StepLrSchedulerConfig(Config):
@@ -48,7 +57,7 @@ class StepLrSchedulerConfig(Config):
 
     def init(self) -> StepLrScheduler:
         """Return the schedule at its first call."""
-        self.require(math.isfinite(self.lr) and self.lr >= 0.0, "lr", "a finite number >= 0")
-        self.require(isinstance(self.step_size, int) and self.step_size > 0, "step_size", "an integer >= 1")
-        self.require(math.isfinite(self.gamma) and self.gamma > 0.0, "gamma", "a finite number > 0")
+        self.require(is_number(self.lr) and self.lr >= 0.0, "lr", "a finite number >= 0")
+        self.require(is_whole(self.step_size) and self.step_size > 0, "step_size", "an integer >= 1")
+        self.require(is_number(self.gamma) and self.gamma > 0.0, "gamma", "a finite number > 0")
         return StepLrScheduler(self)

@@ -8,7 +8,7 @@ from .devices import resolve_device
 from .dtypes import FLOAT64, FLOATING, INT64, UINT64
 from .operation import Primitive, apply
 from .ops._common import as_tensor, full_scalar, resolve_dtype, scalar_of
-from .ops.compare import keep
+from .ops._select import keep
 from .ops.shape import broadcast_to, reshape
 from .tensor import Tensor
 

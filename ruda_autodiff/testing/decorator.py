@@ -68,7 +68,8 @@ def check_operation(
 
 def _verify_names(f: Callable, arguments: dict[str, Any]) -> None:
     parameters = inspect.signature(f).parameters
-    missing = [n for n, p in parameters.items() if n not in arguments and p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD]
+    needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [n for n in needed if n not in arguments]
     unknown = [n for n in arguments if n not in parameters]
     if missing or unknown:
         name = getattr(f, "__name__", "the function")
@@ -80,7 +81,7 @@ def _search(one: Callable[[dict[str, Any]], None], inputs: Any, max_examples: in
     from hypothesis import HealthCheck, given, settings
     from hypothesis.errors import Unsatisfiable
 
-    more = {} if max_examples is None else {"max_examples": max_examples}
+    more: dict[str, Any] = {} if max_examples is None else {"max_examples": max_examples}
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run = settings(deadline=None, report_multiple_bugs=False, suppress_health_check=quiet, **more)(given(drawn=inputs)(one))
     try:

@@ -143,7 +143,7 @@ def measure_noise(curve: Curve, v: np.ndarray, found: Estimate) -> np.ndarray:
     (Estimating computational noise) use them; the smaller of the two sides is taken, since a kink or a jump at x is no
     noise. A component that does not move at all there, though it has a slope, is a staircase with steps wider than that.
     """
-    t = 2.0**-23
+    t = 1.3 * 2.0**-23  # no power of two, at which narrow sums may be exact
     sides = []
     for sign in (t, -t):
         points = np.stack([curve(sign * k, v) for k in range(1, 7)])

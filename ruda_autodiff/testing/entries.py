@@ -84,7 +84,6 @@ class Judge:
     # one column, where a random direction led to
     def column(self, j: int, w: np.ndarray, direction: Verdict) -> None:
         """Judge the derivatives of all outputs by input j: raise, unless all that is amiss is at a kink."""
-        c = self.checker
         numerical = self.estimate(j)
         analytic, rows = self.analytic_column(j, w, numerical)
         before = self.met

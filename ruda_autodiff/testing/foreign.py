@@ -50,10 +50,12 @@ class Foreign:
         floats = [i for i, a in enumerate(self.values) if a.dtype.kind == "f"]
         self.picked = floats if wrt is None else [i for i in floats if i in wrt or names[i] in wrt]
         if not self.picked:
-            raise TypeError(f"check_vjp: no floating array to differentiate by among {names}" + (f" (wrt={wrt!r})" if wrt else ""))
+            raise TypeError(f"check_vjp: no floating array to differentiate by among {names}, wrt={wrt!r}")
         self.inputs = Space([names[i] for i in self.picked], [self.values[i].shape for i in self.picked])
         self.outputs = Space([], [])
         self.several = False
+        self.kept: list[int] = []
+        self.results: list[np.ndarray] = []
 
     def start(self) -> np.ndarray:
         return self.inputs.join([self.values[i] for i in self.picked])

@@ -92,8 +92,8 @@ class OnTape:
         results = named_results(value)
         if not results:
             raise TypeError(
-                f"check_gradients: the function returned no tensor of a floating dtype, but {type(value).__name__}; return tensors "
-                "(a structure of them, or y.sum() rather than y.item())"
+                f"check_gradients: the function returned no tensor of a floating dtype, but {type(value).__name__}; "
+                "return tensors (a structure of them; y.sum() rather than y.item())"
             )
         if self.outputs.shapes != [y.shape for _, y in results] or any(y.dtype != FLOAT64 for _, y in results):
             self.outputs = self.space_of(results)
@@ -147,18 +147,18 @@ class SecondOrder:
         self.inputs = Space(first.inputs.names + names, first.inputs.shapes + first.outputs.shapes)
         self.split_at = first.inputs.size
 
-    def evaluate(self, z: np.ndarray) -> np.ndarray:
-        x, w = z[: self.split_at], z[self.split_at :]
+    def evaluate(self, x: np.ndarray) -> np.ndarray:
         f = self.first
+        at, w = x[: self.split_at], x[self.split_at :]
         with np.errstate(all="ignore"):
-            g, _ = f.linearize(x)(w)
+            g, _ = f.linearize(at)(w)
         self.outputs = Space([f"d/d{name}" for name in f.inputs.names], f.inputs.shapes)
         return g
 
-    def linearize(self, z: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
-        x, w = z[: self.split_at], z[self.split_at :]
+    def linearize(self, x: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
         f = self.first
-        arguments = f.at(x)
+        at, w = x[: self.split_at], x[self.split_at :]
+        arguments = f.at(at)
         like = f.templates[0]
         seeds = [place(part, like) for part in f.outputs.split(w)]
 
@@ -166,11 +166,11 @@ class SecondOrder:
             inner = f.record(arguments, order=2)
             roots = [y for _, y in named_results(inner.value)]
             found = pulled(inner, roots, seeds)
-            return [x * 0.0 if g is None else g for x, g in zip(inner.inputs, found, strict=True)]
+            return [y * 0.0 if g is None else g for y, g in zip(inner.inputs, found, strict=True)]
 
         recording = _recorded(gradient, arguments, seeds, f.chosen)
         roots = recording.value
-        self._same_first_order(z, roots)
+        self._same_first_order(x, roots)
 
         def pull(u: np.ndarray) -> tuple[np.ndarray, list[int]]:
             cotangents = [place(part, y) for part, y in zip(self.outputs.split(u), roots, strict=True)]
@@ -178,9 +178,9 @@ class SecondOrder:
 
         return pull
 
-    def _same_first_order(self, z: np.ndarray, gradients: list[Tensor]) -> None:
+    def _same_first_order(self, x: np.ndarray, gradients: list[Tensor]) -> None:
         """The rules that order 2 records must give the gradient that order 1 gives."""
-        once, twice = self.evaluate(z), self.outputs.join([host(g) for g in gradients])
+        once, twice = self.evaluate(x), self.outputs.join([host(g) for g in gradients])
         size = float(np.abs(once).max(initial=0.0))
         bad = np.flatnonzero(~(np.abs(once - twice) <= 1e-10 * size))
         if bad.size:
@@ -206,11 +206,12 @@ def _chosen(names: list[str], inputs: tuple, wrt: Any) -> tuple[int, ...]:
     if wrt is None:
         return tuple(holds)
     wanted = (wrt,) if isinstance(wrt, (int, str)) else tuple(wrt)
-    found = [names.index(w) if isinstance(w, str) and w in names else w for w in wanted]
-    for w, i in zip(wanted, found, strict=True):
-        if i not in holds:
-            raise ValueError(f"check_gradients: wrt={w!r} names no argument with a floating tensor; there are {[names[i] for i in holds]}")
-    return tuple(sorted(set(found)))
+    found = [i for i in holds if i in wanted or names[i] in wanted]
+    unknown = [w for w in wanted if w not in found and w not in [names[i] for i in found]]
+    if unknown or not found:
+        known = ", ".join(f"{i} ({names[i]})" for i in holds)
+        raise ValueError(f"check_gradients: wrt={wrt!r} must name arguments with floating tensors, which are {known or 'none'}")
+    return tuple(found)
 
 
 def check_gradients(

@@ -95,7 +95,8 @@ def _factor(factor: float, shape: tuple[int, ...], output_shapes: list[tuple[int
     text = f"off by a factor of {factor:.6g} at every element"
     sizes = {f"axis {k} has": n for k, n in enumerate(shape) if n > 1}
     sizes |= {"the input has": int(np.prod(shape))} if len(shape) > 1 else {}
-    sizes |= {"the result has": int(np.prod(s)) for s in output_shapes if s}
+    for s in output_shapes:
+        sizes["the result has"] = int(np.prod(s))
     for what, n in sizes.items():
         if n > 2 and min(abs(factor - n), abs(factor - 1.0 / n) * n) < CLOSE * n:
             return f"{text}; {what} {n} elements: a sum where a mean belongs, or the other way round"

@@ -58,7 +58,9 @@ def check_adjoint(f: Callable, *inputs: Any, wrt: Any = None, directions: int = 
     return report
 
 
-def _verify_linear(function: OnTape, offset: np.ndarray, mixed: np.ndarray, wanted: np.ndarray, fx: np.ndarray, fz: np.ndarray) -> None:
+def _verify_linear(
+    function: OnTape, offset: np.ndarray, mixed: np.ndarray, wanted: np.ndarray, fx: np.ndarray, fz: np.ndarray
+) -> None:
     if offset.any():
         k = int(np.flatnonzero(offset)[0])
         raise NotLinear(
@@ -70,8 +72,8 @@ def _verify_linear(function: OnTape, offset: np.ndarray, mixed: np.ndarray, want
     if bad.size:
         k = int(bad[0])
         raise NotLinear(
-            f"f(a x + b z) is not a f(x) + b f(z): {element(*function.outputs.locate(k))} is {mixed[k]!r}, not {wanted[k]!r}. Where f "
-            "is linear in some of its inputs only, name them: check_adjoint(f, a, x, wrt='x'); else use check_gradients"
+            f"f(a x + b z) is not a f(x) + b f(z): {element(*function.outputs.locate(k))} is {mixed[k]!r}, not {wanted[k]!r}. "
+            "Where f is linear in some of its inputs only, name them: check_adjoint(f, a, x, wrt='x'); else use check_gradients"
         )
 
 
@@ -86,8 +88,8 @@ def _verify_adjoint(
         for k in missing:
             raise missing_error(function.inputs.names[k], left - right, 1)
         error = GradientMismatch(
-            f"<f(x), y> = {left!r} but <x, f^T y> = {right!r}: the derivative rule is not the adjoint of f (allowed {allowed:.1e}); "
-            "check_gradients(f, ...) finds the entry"
+            f"<f(x), y> = {left!r} but <x, f^T y> = {right!r}: the derivative rule is not the adjoint of f (rounding explains "
+            f"{allowed:.1e}); check_gradients(f, ...) finds the entry"
         )
         error.analytic, error.numerical, error.estimate = right, left, allowed
         raise error

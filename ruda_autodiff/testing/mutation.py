@@ -104,12 +104,12 @@ def _mirror(axis: Any) -> Any:
     return -1 - axis
 
 
-def _first_slice(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _first_slice(g: Any, shape: tuple[int, ...]) -> Tensor:
     extra = g.ndim - len(shape)
     if extra < 0 or g.shape == shape:
         return g
-    stretched = tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)
-    return g[(0,) * extra + stretched]
+    index: tuple[Any, ...] = (0,) * extra
+    return g[index + tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)]
 
 
 def _averaged(g: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -161,7 +161,7 @@ def _of_primitive(op: Primitive) -> list[Mutant]:
             more = names if shape in names else (*names, shape)
             for kind, undo in (("broadcast not summed", _first_slice), ("broadcast averaged", _averaged)):
 
-                def unsummed(a: dict[str, Any], undo: Callable = undo, rule: Callable = rule, names: tuple = names) -> Any:
+                def unsummed(a: dict, undo: Any = undo, rule: Any = rule, names: Any = names, shape: str = shape) -> Any:
                     return undo(rule(**{n: a[n] for n in names}), a[shape])
 
                 add(name, kind, _lambda(more, unsummed))
@@ -211,7 +211,9 @@ def _of_composite(op: Composite) -> list[Mutant]:
     def add(name: str, kind: str, changed: Callable) -> None:
         out.append(Mutant(op, name, kind, {"backward": changed}))
 
-    for i, name in enumerate(op.inputs):
+    inputs: tuple[str, ...] = op.inputs
+    first = inputs[0]
+    for i, name in enumerate(inputs):
         for kind, change in CHANGES.items():
 
             def altered(xp: Any, g: Any, *kept: Any, i: int = i, change: Change = change, **static: Any) -> Any:
@@ -227,14 +229,14 @@ def _of_composite(op: Composite) -> list[Mutant]:
         def other_axis(xp: Any, g: Any, *kept: Any, **static: Any) -> Any:
             return backward(xp, g, *kept, **_mirrored(static))
 
-        add(op.inputs[0], "axis", other_axis)
-    if len(op.inputs) > 1:
+        add(first, "axis", other_axis)
+    if len(inputs) > 1:
 
         def swapped(xp: Any, g: Any, *kept: Any, **static: Any) -> Any:
-            first, second, *rest = backward(xp, g, *kept, **static)
-            return (second, first, *rest)
+            a, b, *rest = backward(xp, g, *kept, **static)
+            return (b, a, *rest)
 
-        add(op.inputs[0], f"swapped with d{op.inputs[1]}", swapped)
+        add(first, f"swapped with d{inputs[1]}", swapped)
     for what, changed in variants(backward):
-        add(op.inputs[0], what, changed)
+        add(first, what, changed)
     return out

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import ruda_tensor as rt
+from ruda_tensor.creation import tensor
+from ruda_tensor.devices import Cpu
 from ruda_tensor.operation import Composite, Primitive
 from ruda_tensor.tensor import Tensor
 
@@ -25,9 +26,9 @@ SAME = 1e-7  # gradients this near, relative to the largest element, are the sam
 class MutationReport:
     """What became of the mutants.
 
-    `killed`: a check raised GradientMismatch. `crashed`: the wrong rule could not even run (shapes that do not fit). `survived`:
-    a mutant gave another gradient, and the check did not see it: a defect of the checker. `unseen`: no row gave it
-    another gradient, with the reason: the rule never ran, its gradient is zero everywhere, or both rules agree there.
+    `killed`: a check raised GradientMismatch. `crashed`: the wrong rule could not even run (shapes that do not fit).
+    `survived`: a mutant gave another gradient, and the check did not see it: a defect of the checker. `unseen`: no row
+    gave it another gradient, with the reason: its gradient is zero or never asked for, or both rules agree there.
 
     >>> MutationReport().total
     0
@@ -88,7 +89,7 @@ def prepare(specs: Iterable[Any], seed: int = 0) -> list[Row]:
         if getattr(spec, "order", 1) < 1:
             continue
         arrays = spec.make(np.random.default_rng(seed))
-        inputs = tuple(rt.tensor(np.asarray(a), device=rt.Cpu()) for a in arrays)
+        inputs = tuple(tensor(np.asarray(a), device=Cpu()) for a in arrays)
         function = OnTape(spec.call, inputs, None)
         x = function.start()
         function.evaluate(x)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import ruda_tensor as rt
+from ruda_tensor.creation import tensor
 from ruda_tensor.devices import Device, resolve_device
 from ruda_tensor.dtypes import FLOAT64, HALF, as_dtype, is_floating
 from ruda_tensor.tensor import Tensor
@@ -60,7 +61,7 @@ def run(f: Callable, inputs: tuple, names: list[str], incoming: Callable[[str, T
     chosen = tuple(i for i, a in enumerate(inputs) if any(is_floating(x.dtype) for x in tensors_of(a)))
     recording = Recording("check_parity", f, inputs, {}, chosen, 1)
     everything, roots = named_tensors(recording.value, "output"), named_results(recording.value)
-    seeds = [rt.tensor(incoming(name, y), dtype=y.dtype, device=y.device) for name, y in roots]
+    seeds = [tensor(incoming(name, y), dtype=y.dtype, device=y.device) for name, y in roots]
     grads = recording.pull([y for _, y in roots], seeds, retain=False)
     paths = [name for i in chosen for name, x in named_tensors(inputs[i], names[i]) if is_floating(x.dtype)]
     gradients, dtypes = {}, {name: y.dtype for name, y in everything}
@@ -88,7 +89,7 @@ def nudged(inputs: tuple, eps: float, rng: np.random.Generator) -> tuple:
     def nudge(x: Tensor) -> Tensor:
         if not is_floating(x.dtype):
             return x
-        return rt.tensor(host(x) * (1.0 + eps * rng.choice([-1.0, 1.0], x.shape)), dtype=FLOAT64, device=x.device)
+        return tensor(host(x) * (1.0 + eps * rng.choice([-1.0, 1.0], x.shape)), dtype=FLOAT64, device=x.device)
 
     return tuple(map_tensors(nudge, a) for a in inputs)
 
@@ -104,7 +105,8 @@ def tolerances(f: Callable, inputs: tuple, names: list[str], exact: Run, dtype: 
     out = Run({k: 4.0 * eps * np.abs(v) for k, v in exact.values.items()},
               {k: 4.0 * eps * np.abs(v) for k, v in exact.gradients.items()}, {})  # fmt: skip
     for _ in range(PERTURBATIONS):
-        other = run(f, nudged(inputs, eps, rng), names, lambda name, y: signs(name, y) * (1.0 + eps * rng.uniform(-1.0, 1.0, y.shape)))
+        rounded_signs = lambda name, y: signs(name, y) * (1.0 + eps * rng.uniform(-1.0, 1.0, y.shape))
+        other = run(f, nudged(inputs, eps, rng), names, rounded_signs)
         for mine, theirs, found in (
             (out.values, other.values, exact.values), (out.gradients, other.gradients, exact.gradients)
         ):  # fmt: skip
@@ -236,7 +238,10 @@ def check_batch_consistency(f: Callable, *inputs: Any, axis: int = 0, out_axis: 
         whole = run(f, wide, names)
         for name, y in whole.values.items():
             if not -y.ndim <= back < y.ndim or y.shape[back] != count:
-                raise ValueError(f"check_batch_consistency: {name} has shape {y.shape}, which has not {count} rows along axis {back}")
+                raise ValueError(
+                    f"check_batch_consistency: {name} has shape {y.shape}, without {count} rows along axis {back}; "
+                    "say where its rows are: out_axis=1"
+                )
         if not count:
             return ParityReport(0.0, [])
         parts = [_one_row(f, wide, names, i, axis, back, count) for i in range(count)]
@@ -254,7 +259,7 @@ def check_batch_consistency(f: Callable, *inputs: Any, axis: int = 0, out_axis: 
 
 def _one_row(f: Callable, inputs: tuple, names: list[str], i: int, axis: int, back: int, count: int) -> Run:
     """Run f on row i as a batch of one, with the incoming gradient that the row has in the whole batch."""
-    inside = tuple(map_tensors(lambda x: rt.take(x, rt.tensor([i], device=x.device), axis=axis), a) for a in inputs)
+    inside = tuple(map_tensors(lambda x: rt.take(x, tensor([i], device=x.device), axis=axis), a) for a in inputs)
 
     def incoming(name: str, y: Tensor) -> np.ndarray:
         shape = list(y.shape)

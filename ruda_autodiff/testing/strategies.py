@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import ruda_tensor as rt
+from ruda_tensor.creation import tensor
 from ruda_tensor.dtypes import BOOL, FLOAT64, FLOATING, HALF, INTEGER, as_dtype, is_floating
 from ruda_tensor.tensor import Tensor
 
@@ -24,8 +25,9 @@ def shapes(*, min_dims: int = 0, max_dims: int = 3, min_side: int = 1, max_side:
 
     Errors: ValueError where a minimum is above its maximum, or negative.
 
-    >>> shapes(max_dims=1, max_side=2).example() in [(), (1,), (2,)]  # doctest: +SKIP
-    True
+    >>> from hypothesis import find
+    >>> find(shapes(min_dims=2), lambda shape: shape[0] > 1)
+    (2, 1)
     """
     if not 0 <= min_dims <= max_dims or not 0 <= min_side <= max_side:
         raise ValueError(f"shapes: needs 0 <= min <= max, got dims {min_dims} to {max_dims} and sides {min_side} to {max_side}")
@@ -36,8 +38,9 @@ def shapes(*, min_dims: int = 0, max_dims: int = 3, min_side: int = 1, max_side:
 def broadcastable_to(shape: Sequence[int]) -> Any:
     """Return a strategy for shapes that broadcast to `shape`: leading axes dropped, others 1.
 
-    >>> broadcastable_to((2, 3)) is not None
-    True
+    >>> from hypothesis import find
+    >>> find(broadcastable_to((2, 3)), lambda shape: len(shape) == 1)
+    (3,)
     """
     st, full = hypothesis_strategies(), tuple(shape)
 
@@ -52,8 +55,9 @@ def broadcastable_to(shape: Sequence[int]) -> Any:
 def broadcastable_shapes(count: int = 2, *, max_dims: int = 3, min_side: int = 1, max_side: int = 4) -> Any:
     """Return a strategy for tuples of `count` shapes that broadcast together.
 
-    >>> broadcastable_shapes(3) is not None
-    True
+    >>> from hypothesis import find
+    >>> find(broadcastable_shapes(2), lambda pair: len(pair[0]) > len(pair[1]))
+    ((1,), ())
     """
     if count < 1:
         raise ValueError(f"broadcastable_shapes: count must be at least 1, got {count!r}")
@@ -65,8 +69,9 @@ def broadcastable_shapes(count: int = 2, *, max_dims: int = 3, min_side: int = 1
 def dtypes(kind: str = "floating") -> Any:
     """Return a strategy for dtypes: "floating", "half", "real" (float32, float64), "integer", "bool" or "all".
 
-    >>> dtypes("half") is not None
-    True
+    >>> from hypothesis import find
+    >>> find(dtypes("integer"), lambda dtype: True)
+    dtype('int32')
     """
     order = [rt.float32, rt.float64, rt.bfloat16, rt.float16, rt.int32, rt.int64, rt.int8, rt.int16, rt.uint8, rt.uint16]
     order += [rt.uint32, rt.uint64, BOOL]
@@ -83,8 +88,9 @@ def axes(ndim: int, *, several: bool = False, none: bool = False) -> Any:
 
     Errors: ValueError for an `ndim` without axes, unless `several` or `none` leaves something to draw.
 
-    >>> axes(2, several=True) is not None
-    True
+    >>> from hypothesis import find
+    >>> find(axes(2), lambda axis: axis < 0), find(axes(3, several=True), lambda axis: len(axis) == 2)
+    (-2, (0, 1))
     """
     st = hypothesis_strategies()
     if ndim < 1 and not several and not none:
@@ -98,11 +104,13 @@ def axes(ndim: int, *, several: bool = False, none: bool = False) -> Any:
 
 
 def indices(shape: Sequence[int], *, advanced: bool = True) -> Any:
-    """Return a strategy for indices of a tensor of `shape`: integers, slices with steps of both signs, ..., None, and with
-    `advanced` one integer array or boolean mask.
+    """Return a strategy for indices of a tensor of `shape`.
 
-    >>> indices((3, 4)) is not None
-    True
+    Integers, slices with steps of both signs, `...`, None, and with `advanced` one integer array or boolean mask.
+
+    >>> from hypothesis import find
+    >>> find(indices((3, 4)), lambda index: any(isinstance(part, int) for part in index))
+    (0,)
     """
     st, full = hypothesis_strategies(), tuple(shape)
 
@@ -134,8 +142,9 @@ def indices(shape: Sequence[int], *, advanced: bool = True) -> Any:
 def special_values(dtype: Any = FLOAT64) -> Any:
     """Return a strategy for the numbers that break things: nan, infinities, zeros of both signs, subnormals, extremes.
 
-    >>> special_values() is not None
-    True
+    >>> from hypothesis import find
+    >>> find(special_values(), lambda x: x != x)
+    nan
     """
     kind = as_dtype(dtype)
     if not is_floating(kind):
@@ -190,8 +199,9 @@ LAYOUTS = ("contiguous", "transposed", "strided", "reversed", "offset", "broadca
 def layouts(*names: str) -> Any:
     """Return a strategy for memory layouts: all that keep the values, or those named.
 
-    >>> layouts("contiguous", "broadcast") is not None
-    True
+    >>> from hypothesis import find
+    >>> find(layouts(), lambda layout: layout.name != "contiguous")
+    Layout(name='transposed')
     """
     unknown = [n for n in names if n not in LAYOUTS]
     if unknown:
@@ -204,8 +214,10 @@ def arrays(shape: Any = None, *, dtype: Any = FLOAT64, domain: Domain = reals, s
 
     Integer and bool dtypes draw small integers and booleans, whatever the domain. `special` mixes in special_values.
 
-    >>> arrays((2, 2)) is not None
-    True
+    >>> from hypothesis import find
+    >>> find(arrays((2, 2)), lambda a: a.sum() > 1.0)
+    array([[0.   , 0.   ],
+           [0.   , 1.015625]])
     """
     st = hypothesis_strategies()
     fixed = isinstance(shape, tuple)
@@ -233,20 +245,22 @@ def arrays(shape: Any = None, *, dtype: Any = FLOAT64, domain: Domain = reals, s
 
 
 def tensors(
-    shape: Any = None, *, dtype: Any = FLOAT64, domain: Domain = reals, layout: Any = None, special: bool = False, device: Any = None
+    shape: Any = None, *, dtype: Any = FLOAT64, domain: Domain = reals, layout: Any = None, special: bool = False,
+    device: Any = None,
 ) -> Any:
     """Return a strategy for tensors: of a shape or a strategy for shapes, in a dtype or a strategy for dtypes.
 
     `layout` is a Layout or a strategy for them (CPU only); the rest is as for `arrays`. float64 is the default, since
     derivatives are checked in it. Simplest: few and short axes, then numbers near the simple end of the domain.
 
-    >>> tensors(shapes(max_dims=2), domain=reals) is not None
-    True
+    >>> from hypothesis import find
+    >>> find(tensors(shapes(min_dims=1), dtype=dtypes()), lambda x: x.size > 1)
+    Tensor([0., 0.], shape=(2,), dtype=float32, device=Cpu(), untracked)
     """
     st, place = hypothesis_strategies(), rt.Cpu() if device is None else rt.devices.resolve_device(device)
     values = arrays(shape, dtype=dtype, domain=domain, special=special)
     if layout is None:
-        return values.map(lambda a: rt.tensor(a, device=place))
+        return values.map(lambda a: tensor(a, device=place))
     if place.kind != "cpu":
         raise ValueError(f"tensors: a memory layout can be chosen on the CPU only, not on {place}; leave layout out")
     ways = layout if isinstance(layout, st.SearchStrategy) else st.just(layout)

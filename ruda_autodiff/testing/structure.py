@@ -33,8 +33,9 @@ def named_tensors(tree: Any, path: str) -> list[tuple[str, Tensor]]:
         return [(path, tree)]
     if isinstance(tree, dict):
         return [pair for key, value in tree.items() for pair in named_tensors(value, f"{path}[{key!r}]")]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return [pair for name, value in zip(tree._fields, tree) for pair in named_tensors(value, f"{path}.{name}")]
+    fields = getattr(tree, "_fields", None)
+    if isinstance(tree, tuple) and fields is not None:
+        return [pair for name, value in zip(fields, tree) for pair in named_tensors(value, f"{path}.{name}")]
     if isinstance(tree, (list, tuple)):
         return [pair for i, value in enumerate(tree) for pair in named_tensors(value, f"{path}[{i}]")]
     if not hasattr(tree, "map_tensors"):

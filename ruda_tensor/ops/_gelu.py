@@ -24,12 +24,12 @@ _BITS = {4: np.int32, 8: np.int64}
 
 
 def _lower(xp: Any, a: Any, e: Any) -> Any:
-    """P(-a) for a >= 0 and the standard normal distribution P, given e = exp(-a^2 / 2)."""
+    """P(-a) for a >= 0 and the standard normal distribution P, given e = exp(-a^2 / 2); may change `a`."""
     if a.dtype == np.float64:
         out = tail(xp, a * math.sqrt(0.5))
         out *= 0.5
         return out
-    a = xp.minimum(a, 16.0)  # e is 0 beyond; the polynomials would overflow
+    xp.minimum(a, 16.0, out=a)  # e is 0 beyond; the polynomials would overflow
     p, q = _RATIO
     out = polynomial(xp, a, p)
     out *= e

@@ -15,8 +15,9 @@ from ..tensor import Tensor
 from ._common import floating
 from ._gelu import gelu_body, gelu_tanh_body, silu_body
 from ._pointwise import pointwise
+from ._select import choose, drop, keep
 from .arithmetic import numeric
-from .compare import choose, clip, drop, keep, minimum
+from .compare import clip, minimum
 from .transcendental import erfc, exp, tanh
 
 __all__ = [
@@ -81,10 +82,14 @@ def _positive(value: Any, name: str, what: str) -> float:
     return float(value)
 
 
+def _leaky_forward(xp: Any, x: Any, *, slope: float) -> Any:
+    return xp.maximum(x, x * slope) if 0.0 < slope <= 1.0 else choose(xp, x > 0, x, x * slope)
+
+
 _relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: keep(g, out > 0))
 _leaky_relu = Primitive(
     "leaky_relu",
-    lambda xp, x, *, slope: choose(xp, x > 0, x, x * slope),
+    _leaky_forward,
     poles=True,
     dx=lambda g, x, slope: keep(g, x > 0) + drop(g * slope, x > 0),
 )

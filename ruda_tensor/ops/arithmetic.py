@@ -12,7 +12,7 @@ from ..tensor import Tensor
 from . import transcendental
 from ._common import as_tensor, cast, floating, pair, scalar_of
 from ._numbers import neighbour, rest, sign_or_nan, whole_quotient
-from .compare import signbit, where
+from .compare import ready, signbit, where
 
 __all__ = [
     "abs", "add", "ceil", "copysign", "divide", "floor", "floor_divide", "lerp", "multiply", "negative", "nextafter",
@@ -27,15 +27,6 @@ _divide = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), poles=True,
 _divide_by_number = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), **_DIVIDE)  # no pole, so no care for one
 
 
-def _ready(x: Any, y: Any) -> bool:
-    """True where two operands need no preparation: equal shapes and dtypes, or a Python number with a float tensor."""
-    if isinstance(x, Tensor):
-        if isinstance(y, Tensor):
-            return x._data.dtype is y._data.dtype and x._data.shape == y._data.shape
-        return (type(y) is float or type(y) is int) and x._data.dtype in FLOATING
-    return (type(x) is float or type(x) is int) and isinstance(y, Tensor) and y._data.dtype in FLOATING
-
-
 def add(x: Any, y: Any) -> Tensor:
     """Return x + y elementwise, broadcasting.
 
@@ -43,7 +34,7 @@ def add(x: Any, y: Any) -> Tensor:
     >>> rt.add(rt.tensor([1.0, 2.0], device=rt.Cpu()), 10.0).numpy()
     array([11., 12.], dtype=float32)
     """
-    if not _ready(x, y):
+    if not ready(x, y):
         x, y = pair(x, y, "add")
     return binary(_add, x, y)
 
@@ -55,7 +46,7 @@ def subtract(x: Any, y: Any) -> Tensor:
     >>> rt.subtract(rt.tensor([1.0, 2.0], device=rt.Cpu()), 10.0).numpy()
     array([-9., -8.], dtype=float32)
     """
-    if not _ready(x, y):
+    if not ready(x, y):
         x, y = pair(x, y, "subtract")
     return binary(_subtract, x, y)
 
@@ -67,7 +58,7 @@ def multiply(x: Any, y: Any) -> Tensor:
     >>> rt.multiply(rt.tensor([1.0, 2.0], device=rt.Cpu()), 10.0).numpy()
     array([10., 20.], dtype=float32)
     """
-    if not _ready(x, y):
+    if not ready(x, y):
         x, y = pair(x, y, "multiply")
     return binary(_multiply, x, y)
 
@@ -79,7 +70,7 @@ def divide(x: Any, y: Any) -> Tensor:
     >>> rt.divide(rt.tensor([1, 2], device=rt.Cpu()), 4).numpy()
     array([0.25, 0.5 ], dtype=float32)
     """
-    if not _ready(x, y):
+    if not ready(x, y):
         x, y = pair(x, y, "divide")
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x._data.dtype not in FLOATING:
         x, y = cast(x, x.device.float_dtype), cast(y, y.device.float_dtype)

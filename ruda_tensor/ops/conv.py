@@ -210,7 +210,7 @@ def conv_transpose2d(
     >>> import ruda_tensor as rt
     >>> x = rt.tensor([[[[1.0, 2.0]]]], device=rt.Cpu())
     >>> rt.conv_transpose2d(x, rt.tensor([[[[1.0, 10.0]]]], device=rt.Cpu()), stride=2).tolist()
-    [[[[1.0, 10.0, 2.0, 20.0], [0.0, 0.0, 0.0, 0.0]]]]
+    [[[[1.0, 10.0, 2.0, 20.0]]]]
     """
     name = "conv_transpose2d"
     x, weight, bias = _inputs(name, x, weight, bias, 2)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import itertools
 
-import array_api_strict as strict
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ STANDARD = [name for name in BY_NAME if name not in ("float16", "bfloat16")]
 
 @pytest.mark.parametrize("a, b", list(itertools.combinations_with_replacement(STANDARD, 2)))
 def test_table_agrees_with_the_standard_where_it_speaks(a, b):
+    strict = pytest.importorskip("array_api_strict")
     try:
         expected = str(strict.result_type(getattr(strict, a), getattr(strict, b)))
     except TypeError:
