@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,10 @@ import numpy as np
 
 import ruda_tensor as rt
 
-from . import checks, numpy_peer, ours
-from .measure import Run, Times, interleave
+from . import checks
+from .inputs import rows
+from .measure import Times, interleave
+from .worker import LIBRARIES, Library
 
 
 @dataclass(frozen=True)
@@ -62,25 +63,6 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f} us" if seconds < 1e-2 else f"{seconds * 1e3:,.1f} ms"
 
 
-def peers(device: rt.Device) -> tuple[list[dict[str, dict[str, Callable[[], Run]]]], list[str]]:
-    """Every installed peer's workloads, and what is to be said about versions and absent ones."""
-    found, said = [], [f"numpy {np.__version__}"]
-    try:
-        from . import torch_peer
-    except ImportError:
-        said.append("torch is not installed: left out")
-    else:
-        said.append(f"torch {torch_peer.VERSION}, {torch_peer.torch.get_num_threads()} threads")
-        if device.kind == "cuda" and not torch_peer.torch.cuda.is_available():
-            said.append("this torch cannot use the GPU: left out")
-        else:
-            found.append(torch_peer.workloads(device.kind))
-    if device.kind == "cpu":
-        found.append(numpy_peer.autograd_workloads())
-        said.append("autograd" if found[-1] else "autograd is not installed: left out")
-    return [*found, numpy_peer.floors(device.xp)], said
-
-
 def machine(device: rt.Device) -> str:
     """The processor, its cores, and the GPU."""
     info = Path("/proc/cpuinfo")
@@ -92,34 +74,30 @@ def machine(device: rt.Device) -> str:
     return f"{text}; Python {platform.python_version()}"
 
 
-def agree(results: dict[str, Any]) -> None:
+def agree(results: dict[str, list]) -> None:
     """Refuse to compare with a peer that computes something else: every gradient must be the same to 0.1 %."""
-    mine = ours.agreeing(results["ruda"])
     for name, theirs in results.items():
-        if name.startswith("torch") and mine:
-            from .torch_peer import agreeing
-
-            for a, b in zip(mine, agreeing(theirs), strict=True):
-                worst = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-30)
-                if not worst < 1e-3:
-                    raise RuntimeError(f"ruda and {name} disagree by {worst:.2g} of the largest gradient")
+        for a, b in zip(results["ruda"], theirs):
+            worst = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-30)
+            if not worst < 1e-3:
+                raise RuntimeError(f"ruda and {name} disagree by {worst:.2g} of the largest gradient")
 
 
-def run_case(name: str, case: Case, device: rt.Device, others: list, options: argparse.Namespace) -> dict[str, Any]:
+def run_case(name: str, case: Case, libraries: list[Library], on_gpu: bool, rounds: int) -> dict[str, Any]:
     """Time one case against its peers and print its lines."""
-    makers: dict[str, Callable[[], Run]] = {"ruda": lambda: ours.WORKLOADS[name](device)}
-    for group in others:
-        makers.update(group.get(name, {}))
-    with device.guard():
-        candidates = {label: make() for label, make in makers.items()}
-        agree({label: run() for label, run in candidates.items()})
-        clock = time.process_time if options.clock == "cpu" else time.perf_counter
-        times: Times = interleave(candidates, device.synchronize, options.rounds, options.slot, clock)
+    results: dict[str, list] = {}
+    turns: dict[str, Callable[[], float]] = {}
+    for library in libraries:
+        made = library.make(name)
+        results.update(made)
+        turns.update({label: lambda library=library, label=label: library.turn(label) for label in made})
+    agree(results)
+    times: Times = interleave(turns, rounds)
     title = case.title
-    if case.section == "kernels" and name != "conv2d":
-        title += " " + "x".join(map(str, ours.rows(device.kind == "cuda")))
+    if name in ("softmax", "layer_norm", "gelu"):
+        title += ", " + " x ".join(map(str, rows(on_gpu)))
     lines = []
-    for label in candidates:
+    for label in turns:
         low, middle, high = times.ratio("ruda", label)
         seconds = times.median(label) / case.pieces
         is_ours = label == "ruda"
@@ -174,17 +152,26 @@ def main() -> int:
         device.xp  # noqa: B018  a machine without a usable GPU says so here
     except rt.NoUsableGpu as error:
         sys.exit(f"benchmarks: {error}")
-    others, said = peers(device)
-    print(f"{machine(device)}; {'; '.join(said)}; {options.rounds} rounds, "
-          f"{'processor' if options.clock == 'cpu' else 'wall'} time\n")
+    show_all(sections, device, options)
+    return 0
+
+
+def show_all(sections: list[str], device: rt.Device, options: argparse.Namespace) -> None:
+    """Measure and print the chosen sections, and write the JSON file."""
+    cases = {name: case for name, case in CASES.items() if case.section in sections}
+    found = [Library(name, device, options.slot, options.clock) for name in LIBRARIES if cases]
+    libraries = [library for library in found if not library.absent]
+    about = [machine(device), *[library.said for library in found if library.said], f"{options.rounds} rounds"]
+    print("; ".join([*about, f"{'processor' if options.clock == 'cpu' else 'wall'} time"]) + "\n")
     show(*HEAD)
     show(*["-" * width for width in WIDTHS])
-    results = [run_case(n, c, device, others, options) for n, c in CASES.items() if c.section in sections]
+    results = [run_case(n, c, libraries, device.kind == "cuda", options.rounds) for n, c in cases.items()]
+    for library in libraries:
+        library.close()
     results += run_checks(sections, device)
     if options.json:
-        about = {"machine": machine(device), "versions": said, "rounds": options.rounds, "argv": sys.argv[1:]}
-        options.json.write_text(json.dumps({"about": about, "cases": {c.pop("case"): c for c in results}}, indent=1))
-    return 0
+        figures = {"about": about, "argv": sys.argv[1:], "cases": {c.pop("case"): c for c in results}}
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

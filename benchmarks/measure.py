@@ -1,7 +1,7 @@
 """Timing several candidates against each other on a machine that is never quiet.
 
-Candidates run in turns, A B C, C B A, A B C ..., so that whatever slows the machine slows all of them; what is
-reported of two is the median over the rounds of their ratio within a round, which drift cancels out of.
+Candidates take turns, A B C, C B A, A B C ..., so that whatever slows the machine slows all of them; what is reported
+of two is the median over the rounds of their ratio within a round, which drift cancels out of.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 Run = Callable[[], object]
 Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -32,38 +33,42 @@ class Times:
         return low, middle, high
 
 
-def interleave(
-    candidates: dict[str, Run], synchronize: Run, rounds: int = 15, slot: float = 0.06, clock: Clock = time.perf_counter
-) -> Times:
-    """Time every candidate in each of `rounds` rounds, for about `slot` seconds (one call at the least) a turn.
-
-    `clock` may be `time.process_time`: processor seconds of all threads, which a busy machine stretches far less.
-    """
-    calls = {name: _calls(run, synchronize, slot) for name, run in candidates.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    gc.collect()
-    gc.disable()  # a collection would fall on whoever happens to run
-    try:
-        for turn in range(rounds):
-            for name in list(candidates)[:: 1 if turn % 2 == 0 else -1]:
-                time.sleep(0.005)  # the one before may have worker threads that spin for more work
-                candidates[name]()  # its data come back into the caches, its threads wake up
-                seconds[name].append(_time(candidates[name], synchronize, calls[name], clock))
-    finally:
-        gc.enable()
+def interleave(turns: dict[str, Callable[[], float]], rounds: int) -> Times:
+    """Let every candidate take a turn, which returns its seconds per call, in each of `rounds` rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds):
+        for name in list(turns)[:: 1 if number % 2 == 0 else -1]:
+            seconds[name].append(turns[name]())
     return Times(seconds)
 
 
-def _calls(run: Run, synchronize: Run, slot: float) -> int:
-    for _ in range(3):
-        run()
-    return max(1, round(slot / _time(run, synchronize, 1, time.perf_counter)))
+class Turns:
+    """One candidate's turns: each lasts about `slot` seconds, and one call at the least.
 
+    The clock "cpu" counts processor seconds of all threads, which a busy machine stretches far less than wall time.
+    """
 
-def _time(run: Run, synchronize: Run, calls: int, clock: Clock) -> float:
-    synchronize()
-    start = clock()
-    for _ in range(calls):
-        run()
-    synchronize()
-    return (clock() - start) / calls
+    def __init__(self, run: Run, synchronize: Run, slot: float, clock: str) -> None:
+        self.run, self.synchronize, self.clock = run, synchronize, CLOCKS[clock]
+        for _ in range(3):
+            run()
+        self.calls = max(1, round(slot / self._time(1, time.perf_counter)))
+
+    def take(self) -> float:
+        """Return seconds per call of one turn."""
+        gc.collect()
+        gc.disable()  # a collection would fall on whoever happens to run
+        time.sleep(0.01)  # the threads of the one before may still spin for more work
+        try:
+            self.run()  # its data come back into the caches, its threads wake up
+            return self._time(self.calls, self.clock)
+        finally:
+            gc.enable()
+
+    def _time(self, calls: int, clock: Clock) -> float:
+        self.synchronize()
+        start = clock()
+        for _ in range(calls):
+            self.run()
+        self.synchronize()
+        return (clock() - start) / calls

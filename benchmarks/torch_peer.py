@@ -11,8 +11,12 @@ from torch import nn
 from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
 from .measure import Run
 
-VERSION = torch.__version__
 torch.backends.cudnn.allow_tf32 = False  # as everything else here: full float32
+
+
+def about() -> str:
+    """The version and the number of threads."""
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def make_mlp(device: str) -> nn.Module:

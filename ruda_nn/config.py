@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable
 from typing import Any, dataclass_transform
 
 

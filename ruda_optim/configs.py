@@ -68,8 +68,7 @@ class SgdConfig(OptimizerConfig):
         """Return the rule."""
         self.require_fraction("momentum")
         self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
-        fits = self.momentum > 0 and self.dampening == 0
-        self.require(not self.nesterov or fits, "nesterov", "it with momentum > 0 and dampening 0")
+        self.require(not self.nesterov or self.momentum > 0, "nesterov", "it with momentum > 0")
         self.require_number("weight_decay")
         self.require_clipping()
         return Sgd(self)

@@ -1,13 +1,13 @@
 """Gradients per parameter, and their accumulation over micro-batches."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ruda_tensor as rt
 from ruda_autodiff import Gradients
-from ruda_nn import Module, Param
-from ruda_tensor.backend import to_host
+from ruda_nn import Module, Param, RecordMismatch
+from ruda_nn.records import broken, pack, unpack
 from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
 
 
@@ -32,7 +32,10 @@ class GradientsParams:
 
     @classmethod
     def from_grads(cls, gradients: Gradients, model: Module) -> GradientsParams:
-        """Return the gradients of the model's parameters; tied parameters have one, the sum over their places."""
+        """Return the gradients of the model's parameters; tied parameters have one, the sum over their places.
+
+        `model` must be the one that made the loss: another copy of it has leaves of its own, and no gradient here.
+        """
         return cls.from_params(gradients, model, None)
 
     @classmethod
@@ -48,7 +51,9 @@ class GradientsParams:
         """Return the gradients of the model's parameters with the listed ids (None for all)."""
         if not isinstance(gradients, Gradients):
             raise TypeError(f"from_grads: expected what loss.backward() returns, got {type(gradients).__name__}")
-        chosen = None if ids is None else set(ids)
+        if not isinstance(model, Module):
+            raise TypeError(f"from_grads: expected a Module, got {type(model).__name__}; from_grads(gradients, model)")
+        chosen = None if ids is None else {ids} if isinstance(ids, str) else set(ids)
         out, seen = cls(), set()
         for _, p in model.named_params():
             g = gradients.get(p)
@@ -56,30 +61,36 @@ class GradientsParams:
                 continue
             seen.add(p._node)
             old = out._by_id.get(p.id)
-            out._by_id[p.id] = g if old is None else old + g
+            out._by_id[p.id] = g.detach() if old is None else old + g.detach()
         return out
 
     def register(self, p: Param, g: rt.Tensor) -> None:
         """Put `g` in the place of the gradient of `p`."""
         if not isinstance(p, Param) or not isinstance(g, rt.Tensor):
             raise TypeError(f"register: expected a Param and its gradient, got {type(p).__name__} and {type(g).__name__}")
-        if g.shape != p.shape:
-            raise ValueError(f"register: the gradient has shape {g.shape}, and its parameter {p.shape}")
+        if g.shape != p.shape or g.device != p.device:
+            raise ValueError(f"register: the gradient is {g.shape} on {g.device}, and its parameter {p.shape} on {p.device}")
         if g.dtype not in FLOATING:
-            raise TypeError(f"register: a gradient must be a float, got {g.dtype}")
+            raise TypeError(f"register: a gradient must be a float, got {g.dtype}; convert: g.astype(rt.float32)")
         self._by_id[p.id] = g.detach()
 
     def get(self, p: Param | str, default: Any = None) -> Any:
         """Return the gradient of a parameter (or id), or `default`."""
-        return self._by_id.get(p if isinstance(p, str) else p.id, default)
+        return self._by_id.get(_id(p), default)
 
     def remove(self, p: Param | str) -> rt.Tensor | None:
         """Take the gradient of a parameter (or id) out; None where there is none."""
-        return self._by_id.pop(p if isinstance(p, str) else p.id, None)
+        return self._by_id.pop(_id(p), None)
 
     def ids(self) -> list[str]:
         """Return the ids that have a gradient."""
         return list(self._by_id)
+
+    def to_device(self, device: Any) -> GradientsParams:
+        """Return the same gradients on another device."""
+        out = type(self)()
+        out._by_id = {key: g.to_device(device) for key, g in self._by_id.items()}
+        return out
 
     def __getitem__(self, p: Param | str) -> rt.Tensor:
         found = self.get(p)
@@ -90,6 +101,9 @@ class GradientsParams:
     def __contains__(self, p: Param | str) -> bool:
         return self.get(p) is not None
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
     def __len__(self) -> int:
         return len(self._by_id)
 
@@ -97,28 +111,44 @@ class GradientsParams:
         return f"GradientsParams({len(self)} parameters)"
 
     def to_record(self) -> list[dict[str, Any]]:
-        """Return ids and host copies, sorted by id; nothing is cleared."""
-        return [{"id": key, "value": to_host(self._by_id[key]._data).copy()} for key in sorted(self._by_id)]
+        """Return ids, dtypes and host copies, sorted by id; nothing is cleared."""
+        return [{"id": key, **pack(self._by_id[key]._data)} for key in sorted(self._by_id)]
 
     @classmethod
     def from_record(cls, record: list[dict[str, Any]], model: Module) -> GradientsParams:
-        """Return recorded gradients for a model, in the dtype they were recorded in.
+        """Return recorded gradients for a model, in the dtype they had.
 
-        Errors: ValueError for a repeated id, one that the model does not have, another shape, or a dtype that is no float.
+        Errors: RecordMismatch for an id that the model does not train or another shape; RecorderError for a repeated id,
+        or a dtype that is no float.
         """
+        if not isinstance(record, list):
+            broken("its gradients should be a list")
         known = {p.id: p for p in model.params() if p.trainable}
         out = cls()
         for entry in record:
-            key, value = entry["id"], entry["value"]
+            if not isinstance(entry, dict) or set(entry) != {"id", "dtype", "value"} or not isinstance(entry["id"], str):
+                broken("a gradient should hold id, dtype and value")
+            key = entry["id"]
+            value = unpack({"dtype": entry["dtype"], "value": entry["value"]}, f"the gradient of {key}")
             if key in out._by_id:
-                raise ValueError(f"the record holds two gradients for the parameter {key}")
+                broken(f"it holds two gradients for the parameter {key}")
+            if value.dtype not in FLOATING:
+                broken(f"the gradient of {key} is {value.dtype}, which is no float")
             if key not in known:
-                raise ValueError(f"the record holds a gradient for the parameter {key}, which this model does not train")
+                raise RecordMismatch(f"the record holds a gradient for the parameter {key}, which this model does not train")
             p = known[key]
-            if tuple(value.shape) != tuple(p.shape) or value.dtype not in FLOATING:
-                raise ValueError(f"the recorded gradient of {key} is {value.shape} {value.dtype}, its parameter {p.shape}")
-            out._by_id[key] = rt.tensor(value, device=p.device)
+            if value.shape != p.shape:
+                raise RecordMismatch(f"the gradient of {key} has shape (record | here): {value.shape} | {p.shape}")
+            out._by_id[key] = rt.asarray(value, device=p.device, copy=True)
         return out
+
+
+def _id(p: Any) -> str:
+    if isinstance(p, Param):
+        return p.id
+    if isinstance(p, str):
+        return p
+    raise TypeError(f"gradients are found by a Param or its id, not by {type(p).__name__}; gradients[model.weight]")
 
 
 class GradientsAccumulator:
@@ -136,29 +166,33 @@ class GradientsAccumulator:
         self._pending = GradientsParams()
 
     def accumulate(self, model: Module, gradients: GradientsParams) -> None:
-        """Add gradients of the model's parameters; ids that are not the model's are dropped."""
+        """Add gradients of the model's trained parameters; others in `gradients` are left out."""
         self._add(model, gradients, None)
 
     def accumulate_with_dtype(self, model: Module, gradients: GradientsParams, dtype: FloatDType) -> None:
-        """Cast what is pending and what arrives to `dtype`, then add."""
+        """Cast what is pending, all of it, and what arrives to `dtype`, then add."""
         wanted = as_dtype(dtype)
         if wanted not in FLOATING:
             raise TypeError(f"accumulate_with_dtype: {wanted} is not a float; give FloatDType.F32")
         self._add(model, gradients, wanted)
 
     def _add(self, model: Module, gradients: GradientsParams, dtype: Any) -> None:
-        if not isinstance(gradients, GradientsParams):
+        if not isinstance(model, Module) or not isinstance(gradients, GradientsParams):
             raise TypeError(
-                f"accumulate: expected GradientsParams, got {type(gradients).__name__}; GradientsParams.from_grads(g, model)"
+                f"accumulate: expected a Module and GradientsParams, got {type(model).__name__} and "
+                f"{type(gradients).__name__}; accumulator.accumulate(model, GradientsParams.from_grads(g, model))"
             )
-        known = {p.id for p in model.params()}
         total = dict(self._pending._by_id)
         if dtype is not None:
             total = {key: rt.astype(g, dtype) for key, g in total.items()}
-        for key, g in gradients._by_id.items():
-            if key in known:
-                g = g if dtype is None else rt.astype(g, dtype)
-                total[key] = g if key not in total else total[key] + g
+        for p in model.params():
+            g = gradients.get(p) if p.trainable else None
+            if g is None:
+                continue
+            if g.shape != p.shape:
+                raise ValueError(f"accumulate: a gradient has shape {g.shape}, and its parameter {p.shape}")
+            g = g if dtype is None else rt.astype(g, dtype)
+            total[p.id] = g if p.id not in total else total[p.id] + g
         self._pending._by_id = total
 
     def grads(self) -> GradientsParams:
@@ -168,6 +202,9 @@ class GradientsAccumulator:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def __repr__(self) -> str:
+        return f"GradientsAccumulator({len(self)} parameters)"
 
     def to_record(self) -> list[dict[str, Any]]:
         """Return a snapshot as plain data; nothing is cleared."""

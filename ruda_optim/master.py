@@ -85,7 +85,7 @@ class Fp32MasterOptimizer:
 
     def __repr__(self) -> str:
         scale = "" if self.gradient_scale == 1.0 else f", gradient_scale={self.gradient_scale}"
-        return f"Fp32MasterOptimizer({type(self.inner).__name__}{scale})"
+        return f"Fp32MasterOptimizer({self.inner!r}{scale})"
 
 
 def check_scale(scale: Any) -> float:

@@ -156,8 +156,7 @@ class Optimizer:
         self.states, self._failed = loaded, False
 
     def __repr__(self) -> str:
-        rule = type(self.rule).__name__ if "object at" in repr(self.rule) else repr(self.rule)
-        return f"Optimizer({rule}, {len(self.states)} states)"
+        return f"Optimizer({self.rule!r}, {len(self.states)} states)"
 
 
 def _is_array(value: Any) -> bool:

@@ -82,6 +82,9 @@ class Rule:
 
         each_block(xp, p.size, 2 * p.itemsize, body)  # blocks of half a MiB: several arrays of one pass are in use
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place.
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ruda_nn import Module
+from ruda_nn.records import unpack_params
 from ruda_record import BinFileRecorder, RecorderError
 
 from .gradients import GradientsAccumulator
-from .optimizer import Optimizer
+
+VERSION = 1
+PARTS = ("version", "model", "optimizer", "scheduler", "gradients", "state", "dtypes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RestoredTraining:
     """What a restore gives back; `state` is what the caller put in.
 
@@ -22,7 +25,7 @@ class RestoredTraining:
     """
 
     model: Any
-    optimizer: Optimizer
+    optimizer: Any
     scheduler: Any
     accumulator: GradientsAccumulator
     state: Any
@@ -31,13 +34,16 @@ class RestoredTraining:
 class TrainingRecord:
     """A snapshot of training as plain data.
 
-    Random state and data position are the caller's: put `rt.random.get_state()` and the like into `state`.
+    Random state and data position are the caller's: put `rt.random.get_state()` and the like into `state`, which may be
+    any nested lists, tuples, dicts, numbers, strings and NumPy arrays.
 
     >>> import ruda_tensor as rt
     >>> from ruda_autodiff import Autodiff
     >>> from ruda_nn import LinearConfig
     >>> from ruda_optim import SgdConfig, StepLrSchedulerConfig
-    >>> parts = lambda: (LinearConfig(2, 1).init(Autodiff(rt.Cpu())), SgdConfig().init(), StepLrSchedulerConfig(0.1, 5).init())
+    >>> def parts():
+    ...     model = LinearConfig(2, 1).init(Autodiff(rt.Cpu()))
+    ...     return model, SgdConfig().init(), StepLrSchedulerConfig(0.1, 5).init()
     >>> record = TrainingRecord.capture(*parts(), GradientsAccumulator(), (3, 0))
     >>> record.restore(*parts(), rt.Cpu()).state
     (3, 0)
@@ -48,11 +54,18 @@ class TrainingRecord:
 
     @classmethod
     def capture(
-        cls, model: Module, optimizer: Optimizer, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
+        cls, model: Module, optimizer: Any, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
     ) -> TrainingRecord:
         """Return a snapshot that later training cannot reach; nothing is changed, stepped or emptied."""
+        _check_parts(model, optimizer, scheduler)
+        if not isinstance(accumulator, GradientsAccumulator):
+            raise TypeError(
+                f"capture: expected a GradientsAccumulator, got {type(accumulator).__name__}; "
+                "capture(model, optimizer, scheduler, accumulator, state)"
+            )
         return cls(
             {
+                "version": VERSION,
                 "model": model.to_record(),
                 "optimizer": optimizer.to_record(),
                 "scheduler": scheduler.to_record(),
@@ -64,7 +77,7 @@ class TrainingRecord:
 
     @classmethod
     def capture_with_dtypes(
-        cls, model: Module, optimizer: Optimizer, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
+        cls, model: Module, optimizer: Any, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
     ) -> TrainingRecord:
         """As `capture`, and `restore_with_dtypes` brings back the storage dtype of every parameter too."""
         record = cls.capture(model, optimizer, scheduler, accumulator, state)
@@ -82,36 +95,49 @@ class TrainingRecord:
         Errors: RecorderError where the file is missing, damaged, or no training record.
         """
         data = _recorder(recorder).load(path)
-        wanted = {"model", "optimizer", "scheduler", "gradients", "state", "dtypes"}
-        if not isinstance(data, dict) or set(data) != wanted:
-            raise RecorderError(f"{path}: this is not a training record; it should hold {', '.join(sorted(wanted))}")
+        if not isinstance(data, dict) or set(data) != set(PARTS):
+            raise RecorderError(f"{path}: this is not a training record; it should hold {', '.join(PARTS)}")
+        if data["version"] != VERSION:
+            raise RecorderError(f"{path}: a training record of version {data['version']!r}; this ruda reads {VERSION}")
+        try:
+            unpack_params(data["model"])
+        except RecorderError as error:
+            raise RecorderError(f"{path}: {error}") from error
         return cls(data)
 
-    def restore(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any = None) -> RestoredTraining:
+    def restore(self, model: Module, optimizer: Any, scheduler: Any, device: Any = None) -> RestoredTraining:
         """Put the record into freshly made parts of the same configuration, on `device`.
 
         The model gets the recorded ids and values, in its own dtypes; tracking follows it. The optimizer and the
         schedule are changed in place, once everything has been checked.
-        Errors: ValueError with a two-sided report where something differs; nothing is changed then.
+        Errors: RecordMismatch with a two-sided report where something differs; nothing is changed then.
         """
         return self._restore(model, optimizer, scheduler, device, keep_dtype=True)
 
-    def restore_with_dtypes(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any = None) -> RestoredTraining:
+    def restore_with_dtypes(self, model: Module, optimizer: Any, scheduler: Any, device: Any = None) -> RestoredTraining:
         """As `restore`, with the storage dtypes that were captured; needs a record of `capture_with_dtypes`."""
         if not self.data["dtypes"]:
             raise ValueError("this record was captured without dtypes; use restore, or capture_with_dtypes when saving")
         return self._restore(model, optimizer, scheduler, device, keep_dtype=False)
 
-    def _restore(self, model: Module, optimizer: Optimizer, scheduler: Any, device: Any, keep_dtype: bool) -> RestoredTraining:
+    def _restore(self, model: Module, optimizer: Any, scheduler: Any, device: Any, keep_dtype: bool) -> RestoredTraining:
+        _check_parts(model, optimizer, scheduler)
         placed = model if device is None else model.fork(device)
         new_model = placed.load_record(self.data["model"], keep_dtype=keep_dtype)
         accumulator = GradientsAccumulator()
         accumulator.load_record(self.data["gradients"], new_model)
-        trial = copy.copy(scheduler)
-        trial.load_record(self.data["scheduler"])
+        copy.deepcopy(scheduler).load_record(self.data["scheduler"])  # raises where the real one would
         optimizer.load_record(self.data["optimizer"], new_model)
         scheduler.load_record(self.data["scheduler"])
         return RestoredTraining(new_model, optimizer, scheduler, accumulator, copy.deepcopy(self.data["state"]))
+
+
+def _check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
+    if not isinstance(model, Module):
+        raise TypeError(f"expected a Module first, got {type(model).__name__}; the order is (model, optimizer, scheduler)")
+    for part, what in ((optimizer, "an optimizer"), (scheduler, "a schedule")):
+        if not hasattr(part, "to_record") or not hasattr(part, "load_record") or isinstance(part, Module):
+            raise TypeError(f"expected {what} with to_record and load_record, got {type(part).__name__}")
 
 
 def _recorder(recorder: Any) -> Any:

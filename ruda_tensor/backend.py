@@ -119,6 +119,7 @@ def cuda_index(array: Any) -> int:
 
 def use_device(index: int) -> Any:
     """A context in which CuPy allocates and launches on GPU `index`."""
+    check_fork()
     return cupy().cuda.Device(index)
 
 

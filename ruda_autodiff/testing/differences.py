@@ -82,7 +82,7 @@ def derivatives(curve: Curve, directions: np.ndarray, *, start: float = START, r
     shape = (len(directions), len(curve.at_x))
     best = Estimate(np.full(shape, np.nan), np.full(shape, np.inf), np.full(shape, np.nan))
     active = np.arange(len(directions))
-    reach = np.max(np.abs(curve.x), initial=0.0) / np.maximum(np.abs(directions).max(axis=1, initial=0.0), 1e-300)
+    reach = np.array([_reach(curve.x, v) for v in directions])
     row: list[np.ndarray] = []
     row_errors: list[np.ndarray] = []
     for k in range(STEPS):
@@ -105,6 +105,12 @@ def derivatives(curve: Curve, directions: np.ndarray, *, start: float = START, r
         if not len(active):
             break
     return best
+
+
+def _reach(x: np.ndarray, v: np.ndarray) -> float:
+    """How large x is beside the change v, for the moved elements: x + h v is rounded, too."""
+    moved = v != 0.0
+    return float(np.median(np.abs(x[moved] / v[moved]))) if moved.any() else 0.0
 
 
 def _extend(
@@ -136,22 +142,37 @@ def second_opinion(curve: Curve, directions: np.ndarray, first: Estimate, *, sta
     return Estimate(pick(first.value, other.value), pick(error, other.error), pick(first.step, other.step))
 
 
-def measure_noise(curve: Curve, v: np.ndarray, found: Estimate) -> np.ndarray:
+def measure_noise(curve: Curve, v: np.ndarray, found: Estimate, start: float = START) -> np.ndarray:
     """Return the part of f that is no function of t at the smallest scales, per component.
 
     Third differences over six points 1e-7 apart remove what is smooth and leave rounding, as More and Wild 2011
-    (Estimating computational noise) use them; the smaller of the two sides is taken, since a kink or a jump at x is no
-    noise. A component that does not move at all there, though it has a slope, is a staircase with steps wider than that.
+    (Estimating computational noise) use them; where they are large, smaller distances tell curvature, which falls, from
+    noise, which does not. The smaller of the two sides is taken, since a kink or a jump at x is no noise. A component
+    that does not move at all there, though it has a slope, is a staircase with wider steps.
     """
-    t = 1.3 * 2.0**-23  # no power of two, at which narrow sums may be exact
-    sides = []
+    noise, stuck = np.full_like(curve.at_x, np.inf), np.zeros(curve.at_x.shape, bool)
+    first = 1.3 * 2.0**-19 * start  # no power of two, at which narrow sums may be exact
+    for level in range(4):
+        third, still = _scatter(curve, v, first * 2.0 ** (-10 * level))
+        stuck = still if level == 0 else stuck
+        noise = np.minimum(noise, third)
+        if not (noise[~stuck] > 1e-12 * curve.size[~stuck]).any():
+            break
+    slope = np.abs(found.value[0]) - 4.0 * found.error[0]
+    staircase = 5.0 * first * np.nan_to_num(np.maximum(slope, 0.0), nan=0.0, posinf=0.0)
+    return np.where(stuck, staircase, np.where(np.isinf(noise), 0.0, noise))
+
+
+def _scatter(curve: Curve, v: np.ndarray, t: float) -> tuple[np.ndarray, np.ndarray]:
+    """Third differences (inf where undefined or not moving), the smaller of two sides; and where neither side moves."""
+    sides, still = [], np.ones(curve.at_x.shape, bool)
     for sign in (t, -t):
         points = np.stack([curve(sign * k, v) for k in range(1, 7)])
         third = np.max(np.abs(np.diff(points, 3, axis=0)), axis=0) / 4.0
-        slope = np.nan_to_num(np.abs(found.value[0]) - 4.0 * found.error[0], nan=0.0, posinf=0.0, neginf=0.0)
-        stuck = (points == points[0]).all(axis=0) & (slope > 0.0)
-        sides.append(np.where(stuck, 5.0 * t * slope, np.nan_to_num(third)))
-    return np.minimum(*sides)
+        constant = (points == points[0]).all(axis=0)
+        still &= constant
+        sides.append(np.where(constant | np.isnan(third), np.inf, third))
+    return np.minimum(*sides), still
 
 
 @dataclass

@@ -15,6 +15,7 @@ from .structure import element
 if TYPE_CHECKING:
     from .engine import Checker
 
+ADVICE = "move the point away from it, or leave such entries out: kinks='ignore'"
 ROUNDING = 1e-13  # of the largest entry: what summing in another order leaves in an entry that should be 0
 
 
@@ -82,15 +83,26 @@ class Judge:
         return True
 
     # one column, where a random direction led to
-    def column(self, j: int, w: np.ndarray, direction: Verdict) -> None:
-        """Judge the derivatives of all outputs by input j: raise, unless all that is amiss is at a kink."""
+    def column(self, j: int, w: np.ndarray) -> bool:
+        """Judge the derivatives of all outputs by input j: raise for a wrong one; whether there were kinks, and only they."""
         numerical = self.estimate(j)
         analytic, rows = self.analytic_column(j, w, numerical)
         before = self.met
         for entry, verdict in self.amiss(j, numerical, analytic, rows):
             raise self.error(entry, verdict, j, how="halving a random direction")
-        if self.met == before:
-            raise self.unlocated(direction, j, w, numerical)
+        return self.met > before
+
+    def along(self, v: np.ndarray, direction: Verdict, j: int, w: np.ndarray) -> np.ndarray:
+        """Which outputs have kinks along v, noted; raises where there are none to explain a disagreement."""
+        c = self.checker
+        kinks = find_kinks(c.curve, v, c.start)
+        if not (kinks.found & (w != 0.0)).any():
+            raise self.unlocated(direction, j, w)
+        for i in np.flatnonzero(kinks.found & (w != 0.0)):
+            name = element(*c.outputs.locate(int(i)))
+            what = "jumps" if kinks.sudden[i] else f"has a kink (slopes that differ by {abs(kinks.jump[i]):.6g})"
+            self.kinks[int(i), -1] = f"{name} {what} beside the point along a random direction; {ADVICE}"
+        return kinks.found
 
     def unit(self, j: int) -> np.ndarray:
         v = np.zeros(self.checker.inputs.size)
@@ -151,7 +163,7 @@ class Judge:
         what = "jumps" if kinks.sudden[i] else f"has a kink (the slopes on its two sides differ by {jump:.6g})"
         self.kinks[i, j] = (
             f"{of} {what} at or near {name} = {entry.at!r}, so no finite difference can confirm the rule's slope of "
-            f"{entry.analytic:.6g}; move the point away from it, or leave such entries out: kinks='ignore'"
+            f"{entry.analytic:.6g}; {ADVICE}"
         )
         return True
 
@@ -174,9 +186,9 @@ class Judge:
             f"{float(c.x[j])!r}: the edge of its domain{refused}; move the point inside"
         )
 
-    def unlocated(self, v: Verdict, j: int, w: np.ndarray, numerical: Estimate) -> Exception:
+    def unlocated(self, v: Verdict, j: int, w: np.ndarray) -> Exception:
         """A disagreement that no single entry with a unit incoming gradient shows."""
-        c = self.checker
+        c, numerical = self.checker, self.estimate(j)
         here = float(w @ np.nan_to_num(numerical.value[0]))
         analytic, error = float(c.pull(w)[0][j]), SAFETY * float(np.linalg.norm(w * numerical.error[0]))
         name = element(*c.inputs.locate(j))
@@ -185,7 +197,9 @@ class Judge:
                 f"the derivative along a random direction is known only to +- {v.error:.1e} (about {v.numerical:.6g}), or "
                 "estimates with different steps disagree; choose another point or a first step: step=1e-4"
             )
-        hint = "each unit incoming gradient gives the right entry: the rule is not linear in g, or mixes those of several results"
+        hint = hint_for(c, j)
+        if not np.allclose(c.pull(2.0 * w)[0], 2.0 * c.pull(w)[0], rtol=1e-10, atol=1e-10 * float(np.abs(c.pull(w)[0]).max())):
+            hint = "the rule is not linear in g: twice the incoming gradient does not give twice the gradient"
         out = GradientMismatch(
             f"the derivative of order {c.order} by {name} is wrong for a random incoming gradient\n"
             f"  analytic       {analytic!r}\n  numerical      {here!r} +- {error:.1e}\n  hint           {hint}"

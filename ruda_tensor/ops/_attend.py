@@ -50,7 +50,7 @@ class _Block:
 
 
 def _blocks(xp: Any, q: Any, k: Any, causal: bool) -> Iterator[_Block]:
-    """Cut the scores into blocks: many batches, else some heads of one, else some queries of one head."""
+    """Cut the scores into blocks: all heads of some batches, else some heads of one, else some queries of one head."""
     (b, h, t, _), (heads, keys) = q.shape, k.shape[1:3]
     if not heads:
         return
@@ -76,7 +76,7 @@ def _walkable(xp: Any, a: Any) -> Any:
 def _scores(xp: Any, block: _Block, q: Any, k: Any, mask: Any, scale: float, causal: bool) -> tuple[Any, Any]:
     """Return the scaled queries as rows, and the scores (batches, key heads, group, queries, keys), -inf if hidden."""
     part = block.by_query(q)
-    rows = block.rows(xp.multiply(part, q.dtype.type(scale), order="C"))
+    rows = block.rows(xp.ascontiguousarray(xp.multiply(part, q.dtype.type(scale))))
     s = xp.matmul(rows, block.by_key(k).swapaxes(-1, -2)).reshape(*part.shape[:4], block.keys.stop)
     if mask is not None:
         m = block.of_mask(mask)
@@ -94,18 +94,17 @@ def _scores(xp: Any, block: _Block, q: Any, k: Any, mask: Any, scale: float, cau
 def _kept(xp: Any, block: _Block, shape: tuple, dropout: tuple[float, int, int]) -> Any:
     """The part of the dropout mask of all (B, H, Tq, Tk) probabilities that falls on a block."""
     p, seed, offset = dropout
-    b, h, t, n = shape
-    out = []
-    heads = range(block.heads.start * block.group, block.heads.stop * block.group)
-    for i in range(block.batches.start, block.batches.stop):
-        for j in heads:
-            start = ((i * h + j) * t + block.queries.start) * n
-            count = (block.queries.stop - block.queries.start) * n
-            words = draws.bernoulli(xp, (start % 4 + count,), 1 - p, seed, (offset + start // 4) % 2**64)
-            out.append(words[start % 4 :].reshape(-1, n)[:, block.keys])
-    queries = block.queries.stop - block.queries.start
-    shape = (block.batches.stop - block.batches.start, block.heads.stop - block.heads.start, block.group, queries)
-    return xp.stack(out).reshape(*shape, block.keys.stop)
+    _, h, t, n = shape
+    batches, heads, queries = ((r.start, r.stop - r.start) for r in (block.batches, block.heads, block.queries))
+    whole = queries[1] == t  # then the block is one run of elements, else a run for each head of a single group
+    parts = []
+    for head in range(1 if whole else block.group):
+        first = ((batches[0] * h + heads[0] * block.group + head) * t + queries[0]) * n
+        count = (batches[1] * heads[1] * block.group * t if whole else queries[1]) * n
+        words = draws.bernoulli(xp, (first % 4 + count,), 1 - p, seed, (offset + first // 4) % 2**64)
+        parts.append(words[first % 4 :])
+    kept = parts[0] if whole else xp.concatenate(parts)
+    return kept.reshape(batches[1], heads[1], block.group, queries[1], n)[..., block.keys]
 
 
 def attend(
@@ -180,7 +179,8 @@ def attend_backward(
             ds *= p
             if dmask is not None:
                 part = block.of_mask(dmask)
-                part += xp.sum(ds, axis=tuple(i for i, n in enumerate(part.shape) if n == 1), keepdims=True)
+                shared = tuple(i for i, n in enumerate(part.shape) if n == 1)
+                part += xp.sum(ds, axis=shared, keepdims=True) if shared else ds
             scores = block.rows(ds)
             if needs[0]:
                 to_q = xp.matmul(scores, block.by_key(k))

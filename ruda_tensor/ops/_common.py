@@ -42,7 +42,7 @@ def full_scalar(value: Any, dtype: np.dtype, device: Device) -> Tensor:
         info = np.iinfo(dtype)
         if not info.min <= value <= info.max:
             raise OverflowError(f"{value} does not fit {dtype}; convert the tensor first: x.astype(rt.int64)")
-    with device.guard():
+    with device.guard(), np.errstate(over="ignore"):  # beyond the range of a float type is inf
         return Tensor._wrap(device.xp.asarray(np.asarray(value, dtype)), device)
 
 

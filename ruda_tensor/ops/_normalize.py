@@ -181,15 +181,16 @@ def _each_channel(xp: Any, x: Any, body: Callable[[slice], None]) -> None:
 
 def channel_moments(xp: Any, x: Any) -> tuple:
     """The mean as m + shift, and the biased variance, of the channels of (N, C, L), each (1, C, 1)."""
-    n, c, length = x.shape
+    x, (n, c, length) = xp.ascontiguousarray(x), x.shape
+    count = max(1, n * length)
     m, shift, variance = (xp.empty((1, c, 1), x.dtype) for _ in range(3))
 
     def body(block: slice) -> None:
-        m[:, block] = _channel_dots(xp, x[:, block], None) / (n * length)
+        m[:, block] = _channel_dots(xp, x[:, block], None) / count
         d = x[:, block] - m[:, block]
         s = shift[:, block]
-        s[...] = _channel_dots(xp, d, None) / (n * length)
-        variance[:, block] = xp.maximum(_channel_dots(xp, d, d) / (n * length) - s * s, 0)
+        s[...] = _channel_dots(xp, d, None) / count
+        variance[:, block] = xp.maximum(_channel_dots(xp, d, d) / count - s * s, 0)
 
     _each_channel(xp, x, body)
     return m, shift, variance
@@ -223,7 +224,8 @@ def batch_backward(
     xp: Any, g: Any, x: Any, weight: Any, m: Any, shift: Any, r: Any, *, needs: tuple, eps: float
 ) -> tuple:
     """As layer_norm, gathered per channel: with d = x - m and y = (d - shift) r, dx is linear in g, in d and in 1."""
-    n, c, length = x.shape
+    x, g, (n, c, length) = xp.ascontiguousarray(x), xp.ascontiguousarray(g), x.shape
+    count = max(1, n * length)
     dx, dw, db = xp.empty(x.shape, x.dtype), xp.empty((1, c, 1), x.dtype), xp.empty((1, c, 1), x.dtype)
 
     def body(block: slice) -> None:
@@ -233,11 +235,11 @@ def batch_backward(
         dw[:, block] = r[:, block] * (_channel_dots(xp, incoming, d) - s * db[:, block])
         if needs[0]:
             scale, h = _per_channel(weight, block, r), dx[:, block]
-            slope = scale * r[:, block] * dw[:, block] / (n * length)
+            slope = scale * r[:, block] * dw[:, block] / count
             xp.multiply(incoming, scale, out=h)
             d *= slope
             h -= d
-            h += slope * s - scale * db[:, block] / (n * length)
+            h += slope * s - scale * db[:, block] / count
 
     _each_channel(xp, x, body)
     return dx if needs[0] else None, dw.reshape(-1), db.reshape(-1), None, None, None

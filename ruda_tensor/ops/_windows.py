@@ -24,7 +24,8 @@ def meet(size: int, count: int, start: int, stride: int) -> tuple[slice, slice]:
 
 def per_axis(value: Any, axes: int, name: str, what: str, least: int) -> tuple[int, ...]:
     """Return a setting as one integer per axis; it may be given as one for all. Raises below `least`."""
-    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * axes
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    values: tuple[Any, ...] = tuple(value) if several else (value,) * axes
     if len(values) != axes:
         raise ValueError(f"{name}: {what}={value!r} must be one integer or {axes}; write {what}={max(least, 1)}")
     for v in values:

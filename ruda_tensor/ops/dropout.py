@@ -24,9 +24,8 @@ def position(name: str, count: int, seed: Any, key: Any) -> tuple[int, int]:
     """Return the (seed, offset) of a draw of `count` words: from a seed, a key, or the process's generator."""
     if seed is not None and key is not None:
         raise ValueError(f"{name}: give seed= or key=, not both; write key=rt.random.key({seed!r})")
-    if seed is None and key is None:
-        return random.reserve(count)
-    return random.Generator(seed if key is None else check_key(name, key)).reserve(count)
+    start = seed if key is None else check_key(name, key)
+    return random.reserve(count) if start is None else random.Generator(start).reserve(count)
 
 
 def drop(x: Tensor, p: float, seed: int, offset: int) -> Tensor:

@@ -210,9 +210,13 @@ def batch_norm(
     y = reshape(call(_batch_norm, (merged, weight, bias, *moments), {"eps": eps}), x.shape)
     if old[0] is None or old[1] is None or count == 0:
         return y, old[0], old[1]
-    new = moments[0] + moments[1], moments[2] * (count / (count - 1))
-    mean, var = (cast(o * (1 - momentum) + reshape(m, shape) * momentum, o.dtype) for o, m in zip(old, new))
-    return y, mean, var
+    mean, unbiased = moments[0] + moments[1], moments[2] * (count / (count - 1))
+    return y, _blend(old[0], mean, momentum), _blend(old[1], unbiased, momentum)
+
+
+def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    """The running statistic after one more batch, in the dtype of the old one."""
+    return cast(single(old) * (1 - momentum) + reshape(new, old.shape) * momentum, old.dtype)
 
 
 def _scaled(

@@ -1,15 +1,18 @@
 """The benchmarks run, and their arithmetic is right; how fast things are is not a test."""
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.measure import Times, interleave
+from benchmarks.__main__ import agree
+from benchmarks.measure import Times, Turns, interleave
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +28,24 @@ def test_a_ratio_is_taken_within_rounds_where_drift_cancels():
 
 
 def test_candidates_take_turns_in_alternating_order():
-    calls: list[str] = []
-    times = interleave({n: lambda n=n: (calls.append(n), time.sleep(0.002)) for n in "ab"}, lambda: None, 4, slot=0.0)
-    timed = "".join(calls[8:])  # after three warm calls and one for the calibration of each
-    assert timed == "aabb" + "bbaa" + "aabb" + "bbaa"
-    assert all(len(s) == 4 and min(s) >= 0.002 for s in times.seconds.values())
+    order: list[str] = []
+    times = interleave({name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"}, 3)
+    assert "".join(order) == "abc" + "cba" + "abc"
+    assert times.seconds == {"a": [1.0, 6.0, 7.0], "b": [2.0, 5.0, 8.0], "c": [3.0, 4.0, 9.0]}
+
+
+def test_a_turn_lasts_about_its_slot_and_leaves_collection_on():
+    turns = Turns(lambda: time.sleep(0.002), lambda: None, slot=0.02, clock="wall")
+    assert 2 <= turns.calls <= 10
+    assert 0.002 <= turns.take() < 0.02 and gc.isenabled()
+    assert Turns(lambda: time.sleep(0.002), lambda: None, slot=0.0, clock="cpu").take() < 0.002
+
+
+def test_a_peer_that_computes_something_else_is_refused():
+    a = np.ones((2, 3))
+    agree({"ruda": [a], "torch": [a * 1.0005], "floor": []})
+    with pytest.raises(RuntimeError, match="torch disagree by 0.002"):
+        agree({"ruda": [a], "torch": [a / 1.002]})
 
 
 def test_sections_can_be_chosen_and_figures_written(tmp_path):

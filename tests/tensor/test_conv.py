@@ -80,7 +80,7 @@ def test_float32_equals_float64_to_rounding(device):
     wide = gradients(call, [x, w], weight)
     for a, b, terms in zip(narrow, wide, (144, 288, 6272)):
         assert a.dtype == np.float32
-        assert np.abs(a - b).max() < 4 * 2.0**-24 * np.sqrt(terms) * 5  # rounding of a sum of products of about 1
+        assert np.abs(a - b).max() < 4 * 2.0**-24 * terms  # partial sums of `terms` products are a few sqrt(terms)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -97,12 +97,12 @@ def test_result_does_not_depend_on_the_size_of_blocks(stride, monkeypatch):
 
 
 def test_conv_transpose2d_is_the_adjoint_of_conv2d(device):
-    a, w, z = (rt.tensor(v, device=device) for v in drawn(np.random.default_rng(0), (2, 4, 7, 6), (6, 2, 3, 2), (2, 6, 3, 3)))
+    shapes = (2, 4, 7, 6), (6, 2, 3, 2), (2, 6, 3, 4)
+    a, w, z = (rt.tensor(v, device=device) for v in drawn(np.random.default_rng(0), *shapes))
     settings = {"stride": 2, "groups": 2, "padding": (0, 1)}
-    left = rt.sum(rt.conv2d(a, w, **settings)[:, :, :3, :3] * z).item()
-    back = rt.conv_transpose2d(z, w, output_padding=(0, 1), **settings)
-    right = rt.sum(a * back[:, :, :7, :6]).item()
-    assert back.shape == (2, 4, 7, 5) or left == pytest.approx(right, rel=1e-12)
+    left = rt.sum(rt.conv2d(a, w, **settings) * z).item()
+    right = rt.sum(a * rt.conv_transpose2d(z, w, **settings)).item()
+    assert left == pytest.approx(right, rel=1e-12)
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -114,7 +114,7 @@ def test_noise_of_narrow_arithmetic_is_measured(x):
 
 @pytest.mark.parametrize("f", [np.abs, lambda x: np.maximum(x, 0), lambda x: np.heaviside(x, 0.5)])
 def test_a_kink_or_jump_at_the_point_is_no_noise(f):
-    assert noise_of(f, 0.0).max() == 0.0
+    assert noise_of(f, 0.0).max() < 1e-20
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-13, 1e-9, -1e-6])
