@@ -93,5 +93,6 @@ def autograd_chain() -> Run:
             y = y * 1.001 + 0.001
         return anp.sum(y)
 
-    gradient: Any = autograd.grad(f)
+    grad: Any = autograd.grad
+    gradient = grad(f)
     return lambda: gradient(x)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, dataclass_transform
 
@@ -66,7 +67,7 @@ class Module:
         """Return each distinct parameter once, where it first comes up in declaration order."""
         distinct: dict[tuple[str, bool], Param] = {}
         for _, p in _walk(self, ""):
-            distinct.setdefault((p.id, p.trainable), p)
+            _check_tie(distinct.setdefault((p.id, p.trainable), p), p)
         return list(distinct.values())
 
     def num_params(self) -> int:
@@ -81,8 +82,8 @@ class Module:
         return _Rebuild(function, settings).of(self)
 
     def map_tensors(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the module with every parameter replaced by `function(parameter)`; what nested arguments use."""
-        return self.map(function)
+        """Return the module with every tensor replaced by `function(tensor)`, once each; what nested arguments use."""
+        return _Rebuild(function, {}, functools.cache(function)).of(self)
 
     # changes
     def to_dtype(self, dtype: FloatDType | Any) -> Any:
@@ -241,6 +242,10 @@ class _Rebuild:
         if key not in self.seen:
             self.seen[key] = p, self.function(p)
         first, made = self.seen[key]
-        if first is not p and first.shape != p.shape:
-            raise ValueError(f"two parameters with the id {p.id} are tied and have shapes {first.shape} and {p.shape}")
+        _check_tie(first, p)
         return made
+
+
+def _check_tie(first: Param, p: Param) -> None:
+    if first is not p and first.shape != p.shape:
+        raise ValueError(f"two parameters with the id {p.id} are tied, and have shapes {first.shape} and {p.shape}")

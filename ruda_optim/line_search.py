@@ -51,7 +51,9 @@ def _bracket(evaluate: Callable, start: Trial, t: float, budget: int) -> tuple[T
     before, trial = start, evaluate(t)
     for used in range(1, budget + 1):
         left = budget - used
-        if _too_high(start, trial) or (used > 1 and trial.value >= before.value):
+        # So short a step that rounding lost it says nothing: the next is as long as it may be.
+        lost = trial.value == before.value and trial.slope == before.slope
+        if not lost and (_too_high(start, trial) or (used > 1 and trial.value >= before.value)):
             return before, trial, left
         if _flat(start, trial):
             return trial, None, left
@@ -60,7 +62,7 @@ def _bracket(evaluate: Callable, start: Trial, t: float, budget: int) -> tuple[T
         if left == 0:
             break
         near, far = trial.t + 0.01 * (trial.t - before.t), 10.0 * trial.t
-        t = _cubic(before, trial, near, far)
+        t = far if lost else _cubic(before, trial, near, far)
         before, trial = trial, evaluate(t)
     return trial, None, 0
 

@@ -23,7 +23,7 @@ class StepLrScheduler:
 
     def step(self) -> float:
         """Return the learning rate of the next update; call it once per update."""
-        value = float(self.config.lr) * float(self.config.gamma) ** (self.calls // self.config.step_size)
+        value = float(self.config.lr * self.config.gamma ** (self.calls // self.config.step_size))
         self.calls += 1
         return value
 

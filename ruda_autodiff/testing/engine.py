@@ -20,6 +20,7 @@ from .structure import Space, element
 
 SAFETY = 4.0  # how many times its estimated error a numerical derivative may be off
 FLAT = 1e-6  # a slope this small beside the values of f counts as zero, so no relative error of it need be seen
+NOTHING = 1e-14  # an error this small needs no size to be compared with: derivatives of x^3 and x y at 0
 FULL_COLUMNS, FULL_ENTRIES = 80, 600
 MOST_KINKS = 16
 MANY_OUTPUTS = 1000
@@ -183,7 +184,7 @@ class Checker:
         agrees = bool(np.isfinite(analytic)) and abs(analytic - numerical) <= error + self.options.rtol * spread
         size = max(abs(analytic), abs(numerical), spread)
         flat = FLAT * float(np.linalg.norm(w * (self.curve.size if values is None else values)))
-        seen = bool(np.isfinite(error)) and error <= self.options.resolution * max(size, flat)
+        seen = bool(np.isfinite(error)) and error <= max(NOTHING, self.options.resolution * max(size, flat))
         return Verdict(agrees, seen, analytic, numerical, error, size)
 
     def same_gradient_twice(self, w: np.ndarray, g: np.ndarray) -> None:
@@ -200,9 +201,9 @@ class Checker:
             worst = float(noise[block].max(initial=0.0))
             if size and worst > self.options.precision * size:
                 raise LowPrecision(
-                    f"{name} is computed to {-np.log10(worst / size):.0f} digits only: beside the point it scatters by {worst:.1e}. "
-                    "Does f convert to float32, or subtract large numbers? Compute in the dtype of the inputs, or accept it: "
-                    f"precision={4 * worst / size:.0e}"
+                    f"{name} is computed to {-np.log10(worst / size):.0f} digits only: beside the point it scatters by "
+                    f"{worst:.1e}. Does f convert to float32, or subtract large numbers? Compute in the dtype of the inputs, "
+                    f"or accept it: precision={4 * worst / size:.0e}"
                 )
             if worst > 1e-13 * size:
                 unusual = True

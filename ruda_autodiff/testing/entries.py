@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .differences import Estimate, Kinks, derivatives, find_kinks, second_opinion
-from .engine import FLAT, FULL_COLUMNS, SAFETY, Verdict
+from .engine import FLAT, FULL_COLUMNS, NOTHING, SAFETY, Verdict
 from .hints import hint_for
 from .report import Entry, GradientMismatch, Inconclusive, NonFinite
 from .structure import element
@@ -74,7 +74,8 @@ class Judge:
         largest = self.largest(analytic, j)
         size = np.maximum(np.abs(a), np.abs(n))
         apart = np.abs(a - n)
-        seen = e <= c.options.resolution * np.maximum(np.maximum(size, largest), FLAT * c.curve.size / c.scale[j])
+        near = c.options.resolution * np.maximum(np.maximum(size, largest), FLAT * c.curve.size / c.scale[j])
+        seen = e <= np.maximum(near, NOTHING)
         agrees = np.isfinite(a) & (apart <= e + c.options.rtol * size + ROUNDING * largest)
         if not (agrees & seen & np.isfinite(e)).all():
             return False
@@ -149,7 +150,9 @@ class Judge:
         a, n = entry.analytic, entry.numerical
         size, error = max(abs(a), abs(n)), SAFETY * entry.estimate
         agrees = bool(np.isfinite(a)) and abs(a - n) <= error + options.rtol * size + ROUNDING * largest
-        seen = bool(np.isfinite(error)) and error <= options.resolution * max(size, largest, FLAT * entry.result / entry.scale)
+        seen = bool(np.isfinite(error)) and error <= max(
+            NOTHING, options.resolution * max(size, largest, FLAT * entry.result / entry.scale)
+        )
         return Verdict(agrees, seen, a, n, error, max(size, largest))
 
     def at_kink(self, entry: Entry, verdict: Verdict, kinks: Kinks, i: int, j: int) -> bool:

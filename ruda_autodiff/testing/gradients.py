@@ -72,15 +72,22 @@ class OnTape:
     def start(self) -> np.ndarray:
         return self.inputs.join([host(x) for x in self.templates])
 
-    def at(self, x: np.ndarray) -> list[Any]:
-        """The arguments at x: floating tensors in float64 (those not differentiated as well), everything else as it was."""
-        moved = iter([place(part, like) for part, like in zip(self.inputs.split(x), self.templates, strict=True)])
+    def at(self, x: np.ndarray) -> list[Tensor]:
+        """The tensors that are differentiated by, at x and in float64."""
+        return [place(part, like) for part, like in zip(self.inputs.split(x), self.templates, strict=True)]
+
+    def call(self, moved: list[Tensor]) -> Any:
+        """f with these tensors in the place of its floating ones; what is not differentiated by is float64 as well.
+
+        The structures that were given are filled anew each time: a module's parameters become plain tensors in it.
+        """
+        following = iter(moved)
         out = []
         for i, argument in enumerate(self.arguments):
             tensors = tensors_of(argument)
-            new = [self.constant(t) if i not in self.chosen or not is_floating(t.dtype) else next(moved) for t in tensors]
-            out.append(with_tensors(argument, new) if tensors else argument)
-        return out
+            pick = lambda t, i=i: next(following) if i in self.chosen and is_floating(t.dtype) else self.constant(t)
+            out.append(with_tensors(argument, [pick(t) for t in tensors]) if tensors else argument)
+        return self.f(*out)
 
     @staticmethod
     def constant(x: Tensor) -> Tensor:
@@ -88,7 +95,7 @@ class OnTape:
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         with no_grad(), np.errstate(all="ignore"):
-            value = self.f(*self.at(x))
+            value = self.call(self.at(x))
         results = named_results(value)
         if not results:
             raise TypeError(
@@ -109,8 +116,8 @@ class OnTape:
             )
         return Space([name for name, _ in results], [y.shape for _, y in results])
 
-    def record(self, arguments: list[Any], order: int = 1) -> Recording:
-        return Recording("check_gradients", self.f, tuple(arguments), {}, self.chosen, order)
+    def record(self, tensors: list[Tensor], order: int = 1) -> Recording:
+        return Recording("check_gradients", self.call, (tensors,), {}, (0,), order)
 
     def linearize(self, x: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
         recording = self.record(self.at(x))
@@ -158,17 +165,16 @@ class SecondOrder:
     def linearize(self, x: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, list[int]]]:
         f = self.first
         at, w = x[: self.split_at], x[self.split_at :]
-        arguments = f.at(at)
         like = f.templates[0]
         seeds = [place(part, like) for part in f.outputs.split(w)]
 
-        def gradient(arguments: list[Any], seeds: list[Tensor]) -> list[Tensor]:
-            inner = f.record(arguments, order=2)
+        def gradient(tensors: list[Tensor], seeds: list[Tensor]) -> list[Tensor]:
+            inner = f.record(tensors, order=2)
             roots = [y for _, y in named_results(inner.value)]
             found = pulled(inner, roots, seeds)
             return [y * 0.0 if g is None else g for y, g in zip(inner.inputs, found, strict=True)]
 
-        recording = _recorded(gradient, arguments, seeds, f.chosen)
+        recording = Recording("check_gradients", gradient, (f.at(at), seeds), {}, (0, 1), 1)
         roots = recording.value
         self._same_first_order(x, roots)
 
@@ -189,15 +195,6 @@ class SecondOrder:
                 f"recording with order=2 changes the first derivative: {name}{list(index)} is {twice[bad[0]]!r}, and "
                 f"{once[bad[0]]!r} with order=1; the hand-derived rule and the expression of a composite disagree"
             )
-
-
-def _recorded(gradient: Callable, arguments: list[Any], seeds: list[Tensor], chosen: tuple[int, ...]) -> Recording:
-    """Record the gradient as a function of the chosen arguments and of the incoming gradients."""
-
-    def call(*flat: Any) -> list[Tensor]:
-        return gradient(list(flat[:-1]), flat[-1])
-
-    return Recording("check_gradients", call, (*arguments, seeds), {}, (*chosen, len(arguments)), 1)
 
 
 def _chosen(names: list[str], inputs: tuple, wrt: Any) -> tuple[int, ...]:

@@ -84,43 +84,51 @@ def moved(inputs: tuple, device: Device, dtype: np.dtype) -> tuple:
 
 
 def nudged(inputs: tuple, eps: float, rng: np.random.Generator) -> tuple:
-    """The float64 inputs with each element changed by a relative rounding error of `eps`."""
+    """The float64 inputs with each element changed by at most `eps`, relatively."""
 
     def nudge(x: Tensor) -> Tensor:
         if not is_floating(x.dtype):
             return x
-        return tensor(host(x) * (1.0 + eps * rng.choice([-1.0, 1.0], x.shape)), dtype=FLOAT64, device=x.device)
+        return tensor(host(x) * (1.0 + eps * rng.uniform(-1.0, 1.0, x.shape)), dtype=FLOAT64, device=x.device)
 
     return tuple(map_tensors(nudge, a) for a in inputs)
 
 
 def tolerances(f: Callable, inputs: tuple, names: list[str], exact: Run, dtype: np.dtype) -> Run:
-    """How far rounding in `dtype` may take each value and gradient: measured, by rounding what goes in at random.
+    """How far rounding in `dtype` may take each value and gradient: measured on the CPU, by nudging what goes in.
 
-    A computation that rounds its intermediate results is about as far off as one whose inputs were rounded, times the
-    sensitivity that this measures; the largest element of each result sets a floor for sums with cancellation.
+    What a rounding of the inputs does to the exact result is the sensitivity of the function. How much its error in
+    `dtype` varies between neighbouring points is the scatter of its own arithmetic. A constant error is neither, so it
+    is not excused. The largest element of each result sets a floor.
     """
-    eps = float(rt.finfo(dtype).eps)
+    eps, smallest = float(rt.finfo(dtype).eps), float(rt.finfo(dtype).smallest_normal)
     rng = np.random.default_rng(1)
-    out = Run({k: 4.0 * eps * np.abs(v) for k, v in exact.values.items()},
-              {k: 4.0 * eps * np.abs(v) for k, v in exact.gradients.items()}, {})  # fmt: skip
+    narrow = run(f, moved(inputs, rt.Cpu(), dtype), names)
+    floor = lambda part: {k: 4.0 * eps * (np.abs(v) + _top(v)) + smallest for k, v in part.items()}
+    out = Run(floor(exact.values), floor(exact.gradients), {})
     for _ in range(PERTURBATIONS):
-        rounded_signs = lambda name, y: signs(name, y) * (1.0 + eps * rng.uniform(-1.0, 1.0, y.shape))
-        other = run(f, nudged(inputs, eps, rng), names, rounded_signs)
-        for mine, theirs, found in (
-            (out.values, other.values, exact.values), (out.gradients, other.gradients, exact.gradients)
-        ):  # fmt: skip
-            for name, right in found.items():
-                if theirs[name].shape == right.shape:
+        incoming = np.random.default_rng(rng.integers(2**32))
+        rounded = lambda name, y, r=incoming: signs(name, y) * (1.0 + eps * r.uniform(-1.0, 1.0, y.shape))
+        sensitive = run(f, nudged(inputs, eps, rng), names, rounded)
+        beside = moved(moved(nudged(inputs, max(16.0 * eps, 1e-3), rng), rt.Cpu(), dtype), rt.Cpu(), FLOAT64)
+        own, right = run(f, moved(beside, rt.Cpu(), dtype), names), run(f, beside, names)
+        for mine, *found in zip(*map(_parts, (out, sensitive, exact, own, narrow, right)), strict=True):
+            for name in mine:
+                s, e, w, n, r = (part[name] for part in found)
+                if s.shape == e.shape == w.shape == n.shape == r.shape:
                     with np.errstate(invalid="ignore"):
-                        apart = np.nan_to_num(np.abs(theirs[name] - right), nan=0.0, posinf=0.0)
-                    mine[name] = mine[name] + 4.0 * apart + 2.0 * float(apart.max(initial=0.0))
-    smallest = float(rt.finfo(dtype).smallest_normal)
-    for kind, found in ((out.values, exact.values), (out.gradients, exact.gradients)):
-        for name in kind:
-            finite = np.abs(found[name][np.isfinite(found[name])])
-            kind[name] = kind[name] + 4.0 * eps * float(finite.max(initial=0.0)) + smallest
+                        apart = np.nan_to_num(np.abs(s - e) + np.abs((w - r) - (n - e)), nan=0.0, posinf=0.0)
+                    mine[name] = mine[name] + 4.0 * apart + 2.0 * _top(apart)
     return out
+
+
+def _parts(run: Run) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    return run.values, run.gradients
+
+
+def _top(a: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    return float(np.abs(a).max(where=np.isfinite(a), initial=0.0))
 
 
 def compare(
@@ -163,9 +171,9 @@ def check_parity(
 ) -> ParityReport:
     """Check that f and its gradient are the same on every device and, up to rounding, in every float dtype.
 
-    The reference is float64 on the CPU, at inputs rounded to the dtype in question. The tolerance is measured: it is
-    what rounding the inputs to that dtype does to the exact result. `devices` are the CPU, and the first GPU where
-    there is one; `dtypes` may name half types. Results must have the dtype that the CPU gives.
+    The reference is float64 on the CPU, at inputs rounded to the dtype in question. The tolerance is measured: the
+    sensitivity of the function to rounding, and the scatter of its error between neighbouring points. `devices` are the
+    CPU, and the first GPU where there is one; `dtypes` may name half types. Results must have the dtype that the CPU gives.
 
     Errors: ParityMismatch with the device, dtype, element and both values.
 

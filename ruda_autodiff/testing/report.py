@@ -154,7 +154,7 @@ def dtype_error(name: str, given: Any, needed: Any) -> GradientDtypeMismatch:
 
 def missing_error(name: str, numerical: float, order: int) -> MissingGradient:
     error = MissingGradient(
-        f"no gradient arrived at '{name}' (it is None), but the result changes with it: "
+        f"no {'second-order ' if order == 2 else ''}gradient arrived at '{name}' (it is None), but the result changes with it: "
         f"the numerical derivative is {numerical!r}\n"
         "  hint           a detach(), a numpy(), a conversion to integers or no_grad() cuts the path, or an operation "
         "on it has no rule for this input"

@@ -5,16 +5,22 @@ import ast
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 MODULES = {"rt", "xp", "np", "cp", "reduce", "arithmetic"}
 
 
 @functools.cache
-def _tree(file: str) -> ast.Module:
+def _definitions(file: str) -> dict[int, list[ast.Lambda | ast.FunctionDef]]:
+    """The lambdas and functions of a file by the line on which they start."""
     with open(file, encoding="utf-8") as source:
-        return ast.parse(source.read())
+        tree = ast.parse(source.read())
+    found: dict[int, list[ast.Lambda | ast.FunctionDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Lambda, ast.FunctionDef)):
+            found.setdefault(node.lineno, []).append(node)
+    return found
 
 
 def definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
@@ -27,12 +33,12 @@ def definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
     if code is None or file is None:
         return None
     try:
-        tree = _tree(file)
+        here = _definitions(file).get(code.co_firstlineno, [])
     except (OSError, SyntaxError):
         return None
     names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     kind = ast.Lambda if function.__name__ == "<lambda>" else ast.FunctionDef
-    found = [n for n in ast.walk(tree) if isinstance(n, kind) and n.lineno == code.co_firstlineno and _parameters(n) == names]
+    found = [n for n in here if isinstance(n, kind) and _parameters(n) == names]
     if len(found) > 1:  # several lambdas on one line: the first position in the compiled body tells them apart
         spots = [(line, column) for line, _, column, end in code.co_positions() if line and column is not None and end]
         found = [n for n in found if (n.body.lineno, n.body.col_offset) == min(spots)] if spots else []  # type: ignore[union-attr]
@@ -69,7 +75,7 @@ def variants(function: Callable) -> Iterator[tuple[str, Callable]]:
 
 
 def _compiled(node: ast.Lambda | ast.FunctionDef, scope: dict[str, Any]) -> Callable:
-    node = ast.fix_missing_locations(copy.deepcopy(node))
+    node = ast.fix_missing_locations(copy.copy(node))
     if isinstance(node, ast.Lambda):
         return eval(compile(ast.Expression(node), "<mutant>", "eval"), dict(scope))
     node.decorator_list = []
@@ -79,57 +85,46 @@ def _compiled(node: ast.Lambda | ast.FunctionDef, scope: dict[str, Any]) -> Call
 
 
 def _changes(root: ast.Lambda | ast.FunctionDef) -> Iterator[tuple[str, Any]]:
-    body = [root.body] if isinstance(root, ast.Lambda) else root.body
-    count = sum(1 for part in body for _ in ast.walk(part))
-    for position in range(count):
-        for choice in range(2):
+    """Yield each change of one node, in a copy of the whole."""
+    for position, node in enumerate(_body_nodes(root)):
+        for new in _simpler(node):
             changed = copy.deepcopy(root)
-            swap = _Swap(position, choice)
-            if isinstance(changed, ast.Lambda):
-                changed.body = swap.visit(changed.body)
-            else:
-                changed.body = [swap.visit(part) for part in changed.body]
-            if swap.what:
-                yield swap.what, changed
+            target = _body_nodes(changed)[position]
+            _Replace(target, new).visit(changed)
+            yield f"`{ast.unparse(node)}` became `{ast.unparse(new)}`", changed
 
 
-class _Swap(ast.NodeTransformer):
-    """Replace the node at one position of the walk by one of its operands."""
+def _body_nodes(root: ast.Lambda | ast.FunctionDef) -> list[ast.AST]:
+    body = [root.body] if isinstance(root, ast.Lambda) else root.body
+    return [node for part in body for node in ast.walk(part)]
 
-    def __init__(self, position: int, choice: int) -> None:
-        self.left, self.choice, self.what = position, choice, ""
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, target: ast.AST, new: ast.AST) -> None:
+        self.target, self.new = target, new
 
     def visit(self, node: ast.AST) -> Any:
-        self.left -= 1
-        if self.left == -1:
-            new = self.simpler(node)
-            if new is not None:
-                self.what = f"`{ast.unparse(node)}` became `{ast.unparse(new)}`"
-                return new
-        return self.generic_visit(node)
+        return self.new if node is self.target else self.generic_visit(node)
 
-    def simpler(self, node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
-            if self.choice == 0:
-                return node.left
-            if isinstance(node.op, ast.Sub):
-                return ast.UnaryOp(ast.USub(), node.right)
-            return None if isinstance(node.op, ast.Div) else node.right
-        if self.choice:
-            return None
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
-            return node.operand
-        if isinstance(node, ast.Call):
-            return self.unsummed(node)
-        return None
 
-    @staticmethod
-    def unsummed(node: ast.Call) -> ast.AST | None:
-        f = node.func
-        if isinstance(f, ast.Attribute) and f.attr in ("sum", "mean"):
-            if isinstance(f.value, ast.Name) and f.value.id in MODULES:
-                return node.args[0] if node.args else None
-            return f.value
-        if isinstance(f, ast.Name) and f.id in ("sum", "mean") and node.args:
-            return node.args[0]
-        return None
+def _simpler(node: ast.AST) -> Sequence[ast.AST]:
+    """What may stand in the place of a node: its operands, or what it sums."""
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, (ast.Add, ast.Mult)):
+            return [node.left, node.right]
+        if isinstance(node.op, ast.Sub):
+            return [node.left, ast.UnaryOp(ast.USub(), node.right)]
+        return [node.left] if isinstance(node.op, ast.Div) else []
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return [] if isinstance(node.operand, ast.Constant) else [node.operand]
+    return _summed(node) if isinstance(node, ast.Call) else []
+
+
+def _summed(node: ast.Call) -> Sequence[ast.AST]:
+    """The argument of a sum or mean, called as a function of a module or as a method."""
+    f = node.func
+    name = f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")
+    if name not in ("sum", "mean"):
+        return []
+    method = isinstance(f, ast.Attribute) and not (isinstance(f.value, ast.Name) and f.value.id in MODULES)
+    return [f.value] if method else list(node.args[:1])  # type: ignore[union-attr]

@@ -31,8 +31,9 @@ class _Block:
         (kh, kw), g = kernel, settings["groups"]
         (sh, sw), (dh, dw), (top, left) = settings["stride"], settings["dilation"], settings["low"]
         self.n, self.groups, self.kernel, self.c, self.o = n, g, kernel, c // g, o // g
-        self.rows_spread = sh > 1 or kh * kw * c <= kw * c + kh * o
-        rows = u if self.rows_spread else (u - 1) * sh + (kh - 1) * dh + 1
+        beyond = (kh - 1) * dh  # rows that gathering computes and does not use: each costs products, at 1/20 of a move
+        self.rows_spread = sh > 1 or kh * kw * c <= kw * c + kh * o + 0.05 * kh * kw * c * o * beyond / max(1, u)
+        rows = u if self.rows_spread else u + beyond
         self.columns = [meet(w, v, j * dw - left, sw) for j in range(kw)]
         self.rows = [meet(h, u, i * dh - top, sh) for i in range(kh)] if self.rows_spread else [meet(h, rows, -top, 1)]
         self.places = [slice(i * dh, i * dh + (u - 1) * sh + 1, sh) for i in range(kh)]

@@ -76,7 +76,7 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
         if b is not None:
             d += b
 
-    _each_block(xp, rows, n * x.itemsize, body)
+    _each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, m, shift, r
 
 
@@ -109,7 +109,7 @@ def layer_backward(
             h -= y
             h *= r[block]
 
-    _each_block(xp, rows, 2 * n * x.itemsize, body)
+    _each_block(xp, rows, 3 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return (
         dx if needs[0] else None,
@@ -131,7 +131,7 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
         if w is not None:
             y *= w
 
-    _each_block(xp, rows, n * x.itemsize, body)
+    _each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, r
 
 
@@ -156,7 +156,7 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
             h -= y
             h *= r[block]
 
-    _each_block(xp, rows, 2 * n * x.itemsize, body)
+    _each_block(xp, rows, 3 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 

@@ -38,7 +38,7 @@ def test_golden_traces(config, options, expected):
     got = trace(getattr(ro, config)(**options).init(), GRADIENTS)
     np.testing.assert_allclose(got, expected, rtol=0, atol=6e-10)  # half a unit of the ninth decimal
     single = trace(getattr(ro, config)(**options).init(), GRADIENTS, dtype=rt.float32)
-    np.testing.assert_allclose(single, expected, rtol=2e-6, atol=0)
+    np.testing.assert_allclose(single, expected, rtol=1e-6, atol=2e-7)
 
 
 CASES = [
@@ -223,11 +223,10 @@ def test_contract_24_adan_starts_with_no_difference_and_decays_proximally():
 
 
 def test_contract_25_cautious_decay_asks_the_new_moment_and_zero_is_positive():
-    # p = 1 with m from + to -, and p = 0: decay only while the signs agree.
-    optimizer = AdamWConfig(weight_decay=1.0, cautious_weight_decay=True, betas=(0.0, 0.0), eps=1e-300).init()
-    model = point([1.0, 1.0, -1.0, -1.0], rt.float64)
-    model = optimizer.step(0.1, model, give((model.x, [3.0, -3.0, -3.0, 0.0])))
-    np.testing.assert_allclose(model.x.numpy(), [0.9 - 0.1, 1.1, -0.9 + 0.1, np.nan], rtol=1e-12)
+    optimizer = AdamWConfig(weight_decay=1.0, cautious_weight_decay=True, betas=(0.0, 0.0)).init()
+    model = point([1.0, 1.0, -1.0, -1.0, 1.0], rt.float64)
+    model = optimizer.step(0.1, model, give((model.x, [3.0, -3.0, -3.0, 0.0, 0.0])))
+    np.testing.assert_allclose(model.x.numpy(), [0.9 - 0.1, 1.0 + 0.1, -0.9 + 0.1, -1.0, 0.9], rtol=1e-8)
 
 
 def test_a_centered_variance_below_zero_by_rounding_counts_as_zero(device):
@@ -295,7 +294,8 @@ def test_DTYPE_06_a_float64_learning_rate_leaves_parameters_and_state_in_float32
         assert model.x.dtype == rt.float32
         arrays = [a for a in optimizer.states[model.x.id].values() if hasattr(a, "dtype")]
         assert all(a.dtype == np.float32 for a in arrays) and len(arrays) == len(optimizer.rule.arrays)
-    assert SgdConfig().init().step(np.float32(0.5), m := point(1.0), give((m.x, 1.0))).x.item() == 0.5
+    model = point(1.0)
+    assert SgdConfig().init().step(np.float32(0.5), model, give((model.x, 1.0))).x.item() == 0.5
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,20 @@ def test_CUDA_04_every_width(width, device):
         close(rt.rms_norm(x, eps=1e-5), exact / np.sqrt((exact**2).mean(1, keepdims=True) + 1e-5), atol=2e-6)
 
 
+@pytest.mark.parametrize("width", [65535, 65537, 262147])
+@pytest.mark.parametrize("dtype", [rt.float32, rt.bfloat16, rt.float16])
+def test_CUDA_05_very_wide_rows(width, dtype, device):
+    rng = np.random.default_rng(width)
+    x = rt.tensor(rng.standard_normal((2, width)), dtype=dtype, device=device)
+    exact = x.astype(rt.float64).numpy()
+    arrays, weight = [exact, np.ones(width), np.zeros(width)], rng.choice([-1.0, 1.0], (2, width))
+    eps = {rt.float32: 1e-5, rt.float16: 2e-3, rt.bfloat16: 2e-2}[dtype]
+    for name in ("layer_norm", "rms_norm"):
+        narrow, wide = run(CALLS[name], arrays, weight, 1, dtype, device), run(CALLS[name], arrays, weight)
+        for a, b in zip(narrow[:3], wide):
+            np.testing.assert_allclose(a, b, rtol=eps, atol=eps)
+
+
 def test_CUDA_06_empty_batches_have_zero_vector_gradients(device):
     x = rt.zeros((0, 5), device=device).require_grad()
     w, b = rt.ones(5, device=device).require_grad(), rt.ones(5, device=device).require_grad()

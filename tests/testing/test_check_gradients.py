@@ -155,9 +155,9 @@ def right_once(x):
 
 def test_a_second_derivative_that_is_cut_is_caught(x):
     check_gradients(right_once, x)
-    with pytest.raises(GradientMismatch, match="second derivative is wrong") as caught:
+    with pytest.raises(MissingGradient, match="no second-order gradient arrived at 'x'") as caught:
         check_gradients(right_once, x, order=2)
-    assert caught.value.order == 2 and caught.value.output == "d/dx" and caught.value.input == "x"
+    assert caught.value.order == 2
 
 
 def test_a_second_derivative_off_by_a_factor_is_caught(x):
@@ -170,14 +170,16 @@ def test_a_second_derivative_off_by_a_factor_is_caught(x):
         return x * x * x, lambda g: g * inner(x)
 
     check_gradients(cube, x)
-    with pytest.raises(GradientMismatch, match="second derivative is wrong"):
+    with pytest.raises(GradientMismatch, match="second derivative is wrong") as caught:
         check_gradients(cube, x, order=2)
+    assert caught.value.order == 2 and caught.value.output == "d/dx" and caught.value.input == "x"
 
 
 def test_a_composite_whose_expression_is_another_function_is_caught(x):
     from ruda_tensor.operation import Composite, call
 
-    square = Composite("square", lambda x: x * x * 1.001, lambda xp, x: x * x, lambda xp, g, x, *, needs: (2.0 * g * x,), keeps="x")
+    backward = lambda xp, g, x, *, needs: (2.0 * g * x,)
+    square = Composite("square", lambda x: x * x * 1.001, lambda xp, x: x * x, backward, keeps="x")
     f = lambda x: call(square, (x,))
     check_gradients(f, x)
     with pytest.raises(GradientMismatch, match="order=2 changes the first derivative"):

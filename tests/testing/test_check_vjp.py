@@ -32,7 +32,8 @@ def args(rng):
 
 # right rules
 def test_right_rules_pass_and_say_how_well(x, args):
-    for f, vjp, inputs in ((tanh, tanh_vjp, (x,)), (affine, affine_vjp, args), (softmax, softmax_vjp, (x,)), (several, several_vjp, (x,))):
+    one = [(tanh, tanh_vjp, (x,)), (softmax, softmax_vjp, (x,)), (several, several_vjp, (x,))]
+    for f, vjp, inputs in [*one, (affine, affine_vjp, args)]:
         report = check_vjp(f, vjp, *inputs)
         assert report.max_error < 1e-9 and report.resolution < 1e-7
         assert report.directions == 2 and report.entries > 0 and report.evaluations > 10
@@ -130,9 +131,10 @@ def test_two_opposite_errors_do_not_cancel(x):
         g[0, 1] -= 0.1
         return g
 
+    wrong = spoiled(lambda g, x: tanh_vjp(g, x), change)
     for seed in range(20):
         with pytest.raises(GradientMismatch):
-            check_vjp(lambda x: np.tanh(x).sum(), spoiled(lambda g, x: tanh_vjp(g, x), change), x, full=False, directions=1, seed=seed)
+            check_vjp(lambda x: np.tanh(x).sum(), wrong, x, full=False, directions=1, seed=seed)
 
 
 HINTS = [
