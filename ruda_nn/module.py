@@ -35,7 +35,7 @@ class Module:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, value in vars(cls).items():
-            if isinstance(value, (Module, Param)):
+            if isinstance(value, Module) or any(True for _ in _walk(value, name)):
                 raise TypeError(
                     f"{cls.__name__}.{name} is a value of the class, which all its instances would share; declare the "
                     f"field ({name}: {type(value).__name__}) and give each its own: {cls.__name__}({name}=...)"

@@ -144,7 +144,5 @@ class Param(Tensor):
 
 def _rebuild(array: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> Param:
     out = Param.__new__(Param)
-    with device.guard():
-        data = array if device.kind == "cpu" else device.xp.asarray(array)
-    out._fill(data, device, id, trainable, strategy, tracked)
+    out._fill(device.put(array), device, id, trainable, strategy, tracked)
     return out

@@ -169,8 +169,8 @@ class LBFGS:
             q = q + (weight - dot(y, q) / dot(y, s)) * s
         return replace(h, iterations=h.iterations + 1, direction=q, gradient=g, pairs=pairs, scale=scale)
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the configuration and the history as plain data."""
+    def to_record(self, model: Module | None = None) -> dict[str, Any]:
+        """Return the configuration and the history as plain data; the model is for optimizers of other kinds."""
         h = self.history
         if h is None:
             return {"config": {"rule": "LBFGS", **self.config.describe()}, "history": None}

@@ -68,7 +68,9 @@ class Optimizer:
         device, or gradients that all belong to another model; nothing is changed then.
         """
         lr = check_lr(lr)
-        chosen = self._choose(lr, model, gradients)
+        self._check_kinds(model, gradients)
+        places = [p for _, p in model.named_params()]
+        chosen = self._choose(lr, places, gradients)
         new: dict[str, Param] = {}
 
         def updated(p: Param) -> Param:
@@ -78,21 +80,18 @@ class Optimizer:
                 new[p.id] = self._update(lr, p, chosen[p.id])
             return new[p.id]
 
-        old = [p for _, p in model.named_params() if p.trainable and p.id in chosen]
         try:
             with np.errstate(all="ignore"):  # an inf or a NaN shows in the result, as on a GPU
-                out = model.map(updated)
+                return model.map(updated)
         except BaseException:
             self._failed = True  # some states have moved on and some have not
-            for p in old:
-                p.consume()
             raise
-        for p in old:
-            p.consume()
-        return out
+        finally:
+            for p in places:
+                if p.trainable and p.id in chosen:
+                    p.consume()
 
-    def _choose(self, lr: float, model: Module, gradients: GradientsParams) -> dict[str, Tensor]:
-        """Return id -> gradient of the parameters to update, after checking all of them."""
+    def _check_kinds(self, model: Any, gradients: Any) -> None:
         if self._failed:
             raise RuntimeError("step: an earlier step failed half-way; go on from a record: optimizer.load_record(...)")
         if not isinstance(model, Module):
@@ -102,9 +101,11 @@ class Optimizer:
                 f"step: expected GradientsParams, got {type(gradients).__name__}; "
                 "GradientsParams.from_grads(loss.backward(), model)"
             )
+
+    def _choose(self, lr: float, places: list[Param], gradients: GradientsParams) -> dict[str, Tensor]:
+        """Return id -> gradient of the parameters to update, after checking all of them."""
         chosen: dict[str, Tensor] = {}
-        params = model.params()
-        for p in params:
+        for p in places:
             g = gradients.get(p.id) if p.trainable else None
             if g is None:
                 continue
@@ -115,7 +116,7 @@ class Optimizer:
                 )
             self.rule.check(lr, p.shape, p.dtype, g.dtype)
             chosen[p.id] = g
-        if len(gradients) and not chosen and not any(p.id in gradients for p in params):
+        if len(gradients) and not chosen and not any(p.id in gradients for p in places):
             raise ValueError(
                 "step: these gradients are of another model, whose parameters have other ids; "
                 "GradientsParams.from_grads(loss.backward(), model) with the model that made the loss"
@@ -128,11 +129,16 @@ class Optimizer:
             array, self.states[p.id] = self.rule.step(p.device.xp, lr, array, g._data, self.states.get(p.id))
         return p.like(array)
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the configuration and a host copy of every state, as plain data."""
+    def to_record(self, model: Module | None = None) -> dict[str, Any]:
+        """Return the configuration and a host copy of every state, as plain data.
+
+        With a model, states of parameters that it no longer has are left out.
+        """
         if self._failed:
             raise RuntimeError("to_record: a step failed half-way, so the states do not belong together; load a record")
-        return {"config": self.rule.describe(), "states": {key: _pack(state) for key, state in self.states.items()}}
+        known = self.states if model is None else {p.id for p in model.params()}
+        states = {key: _pack(state) for key, state in self.states.items() if key in known}
+        return {"config": self.rule.describe(), "states": states}
 
     def load_record(self, record: dict[str, Any], model: Module) -> None:
         """Take the states of a record, placed beside the parameters of `model`; a rejected record changes nothing.

@@ -67,7 +67,7 @@ class TrainingRecord:
             {
                 "version": VERSION,
                 "model": model.to_record(),
-                "optimizer": optimizer.to_record(),
+                "optimizer": optimizer.to_record(model),
                 "scheduler": scheduler.to_record(),
                 "gradients": accumulator.to_record(),
                 "state": copy.deepcopy(state),

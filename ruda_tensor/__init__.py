@@ -77,6 +77,8 @@ from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
 from .tensor import Tensor
 
+from .creation import tensor  # isort: skip  (the submodule of that name is not meant)
+
 __all__ = [
     "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "NoUsableGpu", "Tensor", "bfloat16", "bool", "default_device",
     "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi",

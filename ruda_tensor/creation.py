@@ -49,8 +49,7 @@ def _holds(values: Any, kind: type) -> bool:
 
 
 def _place(array: Any, device: Device) -> Tensor:
-    with device.guard():
-        return Tensor._wrap(array if isinstance(device, Cpu) else device.xp.asarray(array), device)
+    return Tensor._wrap(device.put(array), device)
 
 
 def tensor(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:

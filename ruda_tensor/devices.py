@@ -51,6 +51,10 @@ class Device:
     def guard(self) -> Any:
         return nullcontext()
 
+    def put(self, array: np.ndarray) -> Any:
+        """Return a host array as an array of this device (itself on the CPU)."""
+        return array
+
     def synchronize(self) -> None:
         """Wait until all work queued on the device is done."""
 
@@ -107,6 +111,10 @@ class Cuda(Device):
 
     def guard(self) -> Any:
         return backend.use_device(self.index)
+
+    def put(self, array: np.ndarray) -> Any:
+        with self.guard():  # CuPy makes a 0-d array by filling, and loses the sign of -0.0: copy one element of one axis
+            return self.xp.asarray(array.reshape(1)).reshape(()) if array.ndim == 0 else self.xp.asarray(array)
 
     def synchronize(self) -> None:
         backend.synchronize(self.index)

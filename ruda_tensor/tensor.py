@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import backend
-from .devices import Cpu, Device, resolve_device
+from .devices import Device, resolve_device
 from .dtypes import BFLOAT16, BOOL, is_floating
 from .methods import Methods
 
@@ -244,6 +244,5 @@ class Tensor(Methods):
 
 
 def _rebuild(array: np.ndarray, device: Device, leaf: bool) -> Tensor:
-    data = array if isinstance(device, Cpu) else device.xp.asarray(array)
-    out = Tensor._wrap(data, device)
+    out = Tensor._wrap(device.put(array), device)
     return out.require_grad() if leaf else out

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .differences import START, Curve, Estimate, derivatives, measure_noise
+from .differences import EPS, START, Curve, Estimate, derivatives, measure_noise
 from .report import GradientMismatch, GradientReport, KinkNearby, LowPrecision, NonFinite, NotDeterministic, missing_error
 from .structure import Space, element
 
 SAFETY = 4.0  # how many times its estimated error a numerical derivative may be off
 FLAT = 1e-6  # a slope this small beside the values of f counts as zero, so no relative error of it need be seen
+ULPS = 64.0  # of f per unit of an input: what rounding may leave in a derivative that should be smaller, such as 1 - y^2
 NOTHING = 1e-14  # an error this small needs no size to be compared with: derivatives of x^3 and x y at 0
 FULL_COLUMNS, FULL_ENTRIES = 80, 600
 MOST_KINKS = 16
@@ -33,6 +34,7 @@ class Function(Protocol):
 
     inputs: Space
     outputs: Space
+    size: float  # of what its results are computed from, where that is larger than they are; else 0
 
     def evaluate(self, x: np.ndarray) -> np.ndarray: ...
 
@@ -95,6 +97,7 @@ class Checker:
         at_x = self._at_the_point()
         self.inputs, self.outputs = function.inputs, function.outputs
         self.curve = Curve(function.evaluate, x, at_x)
+        self.curve.size = np.maximum(self.curve.size, function.size)
         self.pull = function.linearize(x)
         self.scale = self.inputs.expand([_scale(part) for part in self.inputs.split(x)])
         self.start = options.step or START
@@ -181,15 +184,21 @@ class Checker:
         analytic, numerical = float(terms.sum()), float(w @ np.nan_to_num(found.value[0]))
         error = SAFETY * float(np.linalg.norm(w * found.error[0]))
         spread = float(np.linalg.norm(terms))
-        agrees = bool(np.isfinite(analytic)) and abs(analytic - numerical) <= error + self.options.rtol * spread
+        sizes = self.curve.size if values is None else values
+        rounding = ULPS * EPS * float(np.linalg.norm(w * sizes)) * max(1.0, float(np.abs(v).max()))
+        allowed = error + rounding + self.options.rtol * spread
+        agrees = bool(np.isfinite(analytic)) and abs(analytic - numerical) <= allowed
         size = max(abs(analytic), abs(numerical), spread)
-        flat = FLAT * float(np.linalg.norm(w * (self.curve.size if values is None else values)))
+        flat = FLAT * float(np.linalg.norm(w * sizes))
         seen = bool(np.isfinite(error)) and error <= max(NOTHING, self.options.resolution * max(size, flat))
         return Verdict(agrees, seen, analytic, numerical, error, size)
 
     def same_gradient_twice(self, w: np.ndarray, g: np.ndarray) -> None:
         if not np.array_equal(self.pull(w)[0], g, equal_nan=True):
-            raise NotDeterministic("two runs of the derivative rule with the same incoming gradient differ")
+            raise NotDeterministic(
+                "two runs of the derivative rule with the same incoming gradient differ: it draws random numbers, or changes "
+                "in place what it was given or kept"
+            )
 
     def measure(self, v: np.ndarray, found: Estimate) -> bool:
         """Learn the noise of f, and say so where it has far fewer digits than float64; True where it is unusual."""

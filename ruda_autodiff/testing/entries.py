@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .differences import Estimate, Kinks, derivatives, find_kinks, second_opinion
-from .engine import FLAT, FULL_COLUMNS, NOTHING, SAFETY, Verdict
+from .differences import EPS, Estimate, Kinks, derivatives, find_kinks, second_opinion
+from .engine import FLAT, FULL_COLUMNS, NOTHING, SAFETY, ULPS, Verdict
 from .hints import hint_for
 from .report import Entry, GradientMismatch, Inconclusive, NonFinite
 from .structure import element
@@ -76,7 +76,8 @@ class Judge:
         apart = np.abs(a - n)
         near = c.options.resolution * np.maximum(np.maximum(size, largest), FLAT * c.curve.size / c.scale[j])
         seen = e <= np.maximum(near, NOTHING)
-        agrees = np.isfinite(a) & (apart <= e + c.options.rtol * size + ROUNDING * largest)
+        rounding = ROUNDING * largest + ULPS * EPS * c.curve.size * max(1.0, 1.0 / c.scale[j])
+        agrees = np.isfinite(a) & (apart <= e + c.options.rtol * size + rounding)
         if not (agrees & seen & np.isfinite(e)).all():
             return False
         if largest:
@@ -89,7 +90,8 @@ class Judge:
         numerical = self.estimate(j)
         analytic, rows = self.analytic_column(j, w, numerical)
         before = self.met
-        for entry, verdict in self.amiss(j, numerical, analytic, rows):
+        largest = float(np.abs(analytic).max(where=np.isfinite(analytic), initial=0.0))
+        for entry, verdict in self.amiss(j, numerical, analytic, rows, largest):
             raise self.error(entry, verdict, j, how="halving a random direction")
         return self.met > before
 
@@ -149,7 +151,8 @@ class Judge:
         options = self.checker.options
         a, n = entry.analytic, entry.numerical
         size, error = max(abs(a), abs(n)), SAFETY * entry.estimate
-        agrees = bool(np.isfinite(a)) and abs(a - n) <= error + options.rtol * size + ROUNDING * largest
+        rounding = ROUNDING * largest + ULPS * EPS * entry.result * max(1.0, 1.0 / entry.scale)
+        agrees = bool(np.isfinite(a)) and abs(a - n) <= error + options.rtol * size + rounding
         seen = bool(np.isfinite(error)) and error <= max(
             NOTHING, options.resolution * max(size, largest, FLAT * entry.result / entry.scale)
         )

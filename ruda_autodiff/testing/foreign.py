@@ -42,6 +42,8 @@ def converter(x: Any) -> Callable[[np.ndarray], Any]:
 class Foreign:
     """A function of another framework and its pull-back as an engine Function."""
 
+    size = 0.0
+
     def __init__(self, f: Callable, vjp: Callable, arrays: tuple, wrt: Any, convert: Callable | None) -> None:
         self.f, self.vjp = f, vjp
         self.values = [to_numpy(a) for a in arrays]

@@ -13,7 +13,8 @@ from ruda_tensor.tensor import Tensor
 from ..functional import Recording
 from ..tape import no_grad
 from ..trees import tensors_of
-from .engine import Checker, Options
+from .differences import EPS
+from .engine import ULPS, Checker, Options
 from .report import GradientMismatch, GradientReport, LowPrecision
 from .structure import Space, argument_names, named_tensors, with_tensors
 
@@ -52,6 +53,8 @@ def named_results(value: Any) -> list[tuple[str, Tensor]]:
 
 class OnTape:
     """A function of tensors as an engine Function: evaluated without a tape, linearized with one."""
+
+    size = 0.0
 
     def __init__(self, f: Callable, inputs: tuple, wrt: Any) -> None:
         self.f, self.arguments = f, inputs
@@ -148,11 +151,12 @@ class SecondOrder:
     order 2, which differentiates the rules. So the two recordings are held against each other as well.
     """
 
-    def __init__(self, first: OnTape) -> None:
+    def __init__(self, first: OnTape, size: float) -> None:
         self.first, self.outputs = first, Space([], [])
         names = [f"gradient of {name}" for name in first.outputs.names]
         self.inputs = Space(first.inputs.names + names, first.inputs.shapes + first.outputs.shapes)
         self.split_at = first.inputs.size
+        self.size = size  # a gradient has the rounding of f, however small it is itself
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         f = self.first
@@ -187,8 +191,8 @@ class SecondOrder:
     def _same_first_order(self, x: np.ndarray, gradients: list[Tensor]) -> None:
         """The rules that order 2 records must give the gradient that order 1 gives."""
         once, twice = self.evaluate(x), self.outputs.join([host(g) for g in gradients])
-        size = float(np.abs(once).max(initial=0.0))
-        bad = np.flatnonzero(~(np.abs(once - twice) <= 1e-10 * size))
+        allowed = 1e-10 * float(np.abs(once).max(initial=0.0)) + ULPS * EPS * self.size
+        bad = np.flatnonzero(~(np.abs(once - twice) <= allowed))
         if bad.size:
             name, index = self.outputs.locate(int(bad[0]))
             raise GradientMismatch(
@@ -246,11 +250,13 @@ def check(f: Callable, inputs: tuple, order: int, wrt: Any, options: Options) ->
     """check_gradients with its options in one object."""
     function = OnTape(f, inputs, wrt)
     x = function.start()
-    report = Checker(function, x, options).run()
+    checker = Checker(function, x, options)
+    report = checker.run()
     if order == 2 and function.outputs.size:
         rng = np.random.default_rng(options.seed)
         w = rng.choice([-1.0, 1.0], function.outputs.size) * rng.uniform(0.5, 1.5, function.outputs.size)
-        second = Checker(SecondOrder(function), np.concatenate([x, w]), options, order=2).run()
+        size = float(checker.curve.size.max()) * max(1.0, 1.0 / float(checker.scale.min())) if function.inputs.size else 0.0
+        second = Checker(SecondOrder(function, size), np.concatenate([x, w]), options, order=2).run()
         second.saw(report.max_error, report.resolution)
         second.evaluations += report.evaluations
         second.kinks += report.kinks

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+import ruda_tensor as rt
 from ruda_tensor.creation import tensor
 from ruda_tensor.devices import Cpu
 from ruda_tensor.operation import Composite, Primitive
@@ -17,7 +18,7 @@ from ..functional import Recording
 from .engine import Options
 from .gradients import OnTape, check, named_results
 from .mutation import Mutant, mutants_of, mutated
-from .report import GradientMismatch, Inconclusive
+from .report import GradientMismatch, Inconclusive, NotDeterministic
 
 SAME = 1e-7  # gradients this near, relative to the largest element, are the same rule at this point
 
@@ -26,9 +27,10 @@ SAME = 1e-7  # gradients this near, relative to the largest element, are the sam
 class MutationReport:
     """What became of the mutants.
 
-    `killed`: a check raised GradientMismatch. `crashed`: the wrong rule could not even run (shapes that do not fit).
+    `killed`: a check raised. `crashed`: the wrong rule could not even run (shapes that do not fit).
     `survived`: a mutant gave another gradient, and the check did not see it: a defect of the checker. `unseen`: no row
-    gave it another gradient, with the reason: its gradient is zero or never asked for, or both rules agree there.
+    gave it another gradient, with the reason: its gradient is zero or never asked for, or both rules agree there (a sign
+    cancels where the operation is applied twice).
 
     >>> MutationReport().total
     0
@@ -37,7 +39,7 @@ class MutationReport:
     killed: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
     survived: list[str] = field(default_factory=list)
-    unseen: dict[str, str] = field(default_factory=dict)
+    unseen: list[tuple[str, str]] = field(default_factory=list)
     operations: int = 0
     rows: int = 0
 
@@ -51,7 +53,7 @@ class MutationReport:
         return dict(sorted(kinds.items(), key=lambda pair: -pair[1]))
 
     def __str__(self) -> str:
-        reasons = Counter(self.unseen.values())
+        reasons = Counter(reason for _, reason in self.unseen)
         lines = [
             f"{self.total} mutants of the rules of {self.operations} operations, against {self.rows} rows",
             f"  caught by the check   {len(self.killed)}",
@@ -99,6 +101,25 @@ def prepare(specs: Iterable[Any], seed: int = 0) -> list[Row]:
     return rows
 
 
+def stretched(row: Row) -> Iterator[Row]:
+    """The row with all inputs in the shape of its result but one, which is cut to its first row and broadcasts back.
+
+    Only where the function then gives the same shape, so that broadcasting is what happened.
+    """
+    with np.errstate(all="ignore"):
+        shape = getattr(row.f(*row.inputs), "shape", ())
+        if not shape or shape[0] < 2 or len(row.inputs) < 2:
+            return
+        for k in range(len(row.inputs)):
+            try:
+                wide = [rt.broadcast_to(x, shape) for x in row.inputs]
+                inputs = tuple((x[:1] if i == k else x).copy() for i, x in enumerate(wide))
+                if row.f(*inputs).shape == shape:
+                    yield Row(f"{row.name}, stretched", row.f, inputs, gradient_of(row.f, inputs), row.operations)
+            except (ValueError, TypeError, IndexError, AssertionError):
+                continue  # it does not broadcast
+
+
 def operations_on(roots: list[Tensor], recording: Recording) -> list[Any]:
     """The operations with rules between the results and the inputs of a recording."""
     waiting = [y._node for y in roots if y._node is not None]
@@ -124,7 +145,11 @@ def gradient_of(f: Callable, inputs: tuple) -> np.ndarray:
 
 
 def fate(mutant: Mutant, rows: list[Row]) -> str:
-    """ "killed", "crashed", "survived" or "unseen": the first row that shows another gradient decides."""
+    """ "killed", "crashed", "survived" or "unseen": the first row that shows another gradient decides.
+
+    A check that cannot tell has not caught the mutant either, unless that of another row does.
+    """
+    doubtful = False
     for row in rows:
         with mutated(mutant), np.errstate(all="ignore"):
             try:
@@ -136,12 +161,13 @@ def fate(mutant: Mutant, rows: list[Row]) -> str:
                 continue
             try:
                 check(row.f, row.inputs, 1, None, Options(full=False, locate=False))
-            except GradientMismatch:
+            except (GradientMismatch, NotDeterministic):  # the latter where a term less makes a rule work in place
                 return "killed"
             except Inconclusive:
+                doubtful = True
                 continue
             return "survived"
-    return "unseen"
+    return "survived" if doubtful else "unseen"
 
 
 def run_mutants(
@@ -176,16 +202,22 @@ def run_mutants(
         # Rows that use the fewest operations show an operation's gradient most plainly.
         mine = sorted(users[id(mutant.op)], key=lambda row: len(row.operations))
         what = fate(mutant, mine)
+        if what == "unseen" and mutant.kind.startswith("broadcast"):
+            wider = [new for row in mine for new in stretched(row)]
+            what = fate(mutant, wider)
+            if what == "unseen" and not wider:
+                report.unseen.append((mutant.name, "its inputs do not broadcast"))
+                continue
         if what == "unseen":
-            report.unseen[mutant.name] = why_unseen(mutant, mine)
+            report.unseen.append((mutant.name, why_unseen(mutant, mine)))
         else:
             getattr(report, what).append(mutant.name)
     return report
 
 
 def why_unseen(mutant: Mutant, rows: list[Row]) -> str:
-    """Whether the rule ran at all on these rows, and gave anything but zeros: seen by doubling its gradient."""
-    probes = [m for m in mutants_of(mutant.op) if m.input == mutant.input and m.kind == "sign"]
+    """Whether the rule ran at all on these rows, and gave anything but zeros: a scaled one would show it."""
+    probes = [m for m in mutants_of(mutant.op) if m.input == mutant.input and m.kind == "scale 1.01"]
     for probe in probes:
         if fate(probe, rows) != "unseen":
             return "the same gradient on every row"

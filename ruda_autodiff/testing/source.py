@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+BOOKKEEPING = {"shape", "ndim", "size", "itemsize", "nbytes", "start", "stop"}
 MODULES = {"rt", "xp", "np", "cp", "reduce", "arithmetic"}
 
 
@@ -108,8 +109,10 @@ class _Replace(ast.NodeTransformer):
 
 
 def _simpler(node: ast.AST) -> Sequence[ast.AST]:
-    """What may stand in the place of a node: its operands, or what it sums."""
+    """What may stand in the place of a node: its operands, or what it sums. Arithmetic on shapes is no derivative."""
     if isinstance(node, ast.BinOp):
+        if any(isinstance(n, ast.Attribute) and n.attr in BOOKKEEPING for n in ast.walk(node)):
+            return []
         if isinstance(node.op, (ast.Add, ast.Mult)):
             return [node.left, node.right]
         if isinstance(node.op, ast.Sub):

@@ -39,9 +39,7 @@ def move(x: Tensor, device: Device) -> Tensor:
     >>> move(rt.ones(2, device=rt.Cpu()), rt.Cpu()).device
     Cpu()
     """
-    host = backend.to_host(x._data)
-    with device.guard():
-        out = Tensor._wrap(host if device.kind == "cpu" else device.xp.asarray(host), device)
+    out = Tensor._wrap(device.put(backend.to_host(x._data)), device)
     if x._node is not None:
         x._node.record_custom(_move, (x,), {"source": x.device}, out)
     return out

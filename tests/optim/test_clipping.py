@@ -42,7 +42,7 @@ def test_contract_20_clipping_looks_at_each_parameter_alone(device):
     assert model.b.tolist() == [-0.5]
 
 
-@pytest.mark.parametrize("size", [1e30, 1e38, 1e-30, 1e-36])
+@pytest.mark.parametrize("size", [1e30, 1e38, 1e-30, 1e-34])
 def test_the_norm_neither_overflows_nor_underflows(size, device):
     g = np.float32([3.0, -4.0]) * np.float32(size / 4)
     unit = g.astype(np.float64) / np.linalg.norm(g.astype(np.float64))
@@ -73,7 +73,8 @@ def test_every_rule_takes_it_and_the_gradient_itself_is_not_changed(device):
 
 
 def test_contract_31_masters_are_unscaled_before_they_are_clipped(device):
-    masters = Fp32MasterOptimizer(SgdConfig().build()).with_grad_clipping(GradientClippingConfig.norm(1.0)).with_gradient_scale(8.0)
+    masters = Fp32MasterOptimizer(SgdConfig().build()).with_grad_clipping(GradientClippingConfig.norm(1.0))
+    masters = masters.with_gradient_scale(8.0)
     model = point([0.0, 0.0], rt.bfloat16, device)
     got = masters.init().step(1.0, model, give((model.x, [1.5, 2.0]), dtype=rt.float32)).x.astype(rt.float32).numpy()
     np.testing.assert_allclose(got, [-1.5 / 8, -2.0 / 8], rtol=1e-6)  # the unscaled norm is under 1: nothing to clip
@@ -82,7 +83,10 @@ def test_contract_31_masters_are_unscaled_before_they_are_clipped(device):
     np.testing.assert_allclose(got, [-0.6, -0.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "limit", "field"), [("value", 0.0, "limit"), ("norm", float("inf"), "limit"), ("both", 1.0, "kind")])
+WRONG = [("value", 0.0, "limit"), ("norm", float("inf"), "limit"), ("both", 1.0, "kind")]
+
+
+@pytest.mark.parametrize(("kind", "limit", "field"), WRONG)
 def test_wrong_settings_are_refused(kind, limit, field):
     clipping = GradientClippingConfig(kind, limit)
     with pytest.raises(ValueError, match=f"{field}=.*give"):

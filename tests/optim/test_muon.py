@@ -73,7 +73,8 @@ def test_fifteen_steps_equal_the_float64_reference(options, shape, device):
 def test_the_buffers_of_both_modes_differ_in_scale_alone():
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal((3, 4)) for _ in range(5)]
-    models, optimizers = [point(np.ones((3, 4)), rt.float64) for _ in range(2)], [MuonConfig(mode=m).init() for m in ("sgd", "ema")]
+    models = [point(np.ones((3, 4)), rt.float64) for _ in range(2)]
+    optimizers = [MuonConfig(mode=mode).init() for mode in ("sgd", "ema")]
     for g in gradients:
         models = [o.step(0.1, m, give((m.x, g))) for o, m in zip(optimizers, models)]
     np.testing.assert_allclose(models[0].x.numpy(), models[1].x.numpy(), rtol=1e-10)

@@ -58,7 +58,7 @@ def test_OPTIM_09_the_same_identity_in_two_objects_is_still_one_parameter(device
 def test_tied_parameters_of_different_shapes_are_refused():
     a = param([1.0, 2.0])
     model = Pair(a, param([1.0], id=a.id))
-    with pytest.raises(ValueError, match=r"tied.*\(2,\).*\(1,\)"):
+    with pytest.raises(ValueError, match=r"\(2,\).*\(1,\)"):
         SgdConfig().init().step(0.1, model, give((a, [1.0, 1.0])))
     assert model.a.tolist() == [1.0, 2.0]
 
@@ -133,13 +133,17 @@ def uses():
         "-p": lambda p: -p, "exp": rt.exp, "x @ p": lambda p: x @ p, "p @ x": lambda p: p @ x, "sum": lambda p: p.sum(),
         "softmax": rt.softmax, "p[0]": lambda p: p[0], "shape": lambda p: p.shape, "dtype": lambda p: p.dtype,
         "numpy": lambda p: p.numpy(), "item": lambda p: p.item(), "tolist": lambda p: p.tolist(), "float": float,
-        "bool": bool, "concat": lambda p: rt.concat([x, p]), "where": lambda p: rt.where(x > 0, x, p), "copy": lambda p: p.copy(),
-        "detach": lambda p: p.detach().sum(), "np.asarray": lambda p: np.asarray(p.detach()), "astype": lambda p: p.astype(rt.float16),
-        "pickle": pickle.dumps, "deepcopy": copy.deepcopy, "require_grad": lambda p: p.require_grad(), "p == x": lambda p: p == x,
+        "bool": bool, "concat": lambda p: rt.concat([x, p]), "where": lambda p: rt.where(x > 0, x, p),
+        "copy": lambda p: p.copy(),
+        "detach": lambda p: p.detach().sum(), "np.asarray": lambda p: np.asarray(p.detach()),
+        "astype": lambda p: p.astype(rt.float16),
+        "pickle": pickle.dumps, "deepcopy": copy.deepcopy, "require_grad": lambda p: p.require_grad(),
+        "p == x": lambda p: p == x,
         "reshape": lambda p: p.reshape((1, 2)), "to float64": lambda p: x.astype(rt.float64) + p, "len": len, "iter": list,
         "asarray": rt.asarray, "tensor": rt.tensor, "zeros_like": rt.zeros_like, "Param": Param, "mean": rt.mean,
         "pair": lambda p: rt.maximum(p, x), "linear": lambda p: rt.linear(x[None], p[:, None]),
-        "map": lambda p: Point(p).to_dtype(rt.float16), "record": lambda p: Point(p).to_record(), "clone": lambda p: Point(p).clone(),
+        "map": lambda p: Point(p).to_dtype(rt.float16), "record": lambda p: Point(p).to_record(),
+        "clone": lambda p: Point(p).clone(),
         "valid": lambda p: Point(p).valid().x.sum(), "summary": lambda p: Point(p).summary(),
         "step": lambda p: SgdConfig().init().step(0.1, Point(p), GradientsParams()).x.sum(),
     }  # fmt: skip
@@ -356,6 +360,14 @@ def test_a_record_is_a_snapshot_and_a_rejected_one_changes_nothing(device):
     assert optimizer.states[key]["time"] == 1 and record["states"][key]["exp_avg"]["value"].tolist() == [np.float32(0.1)] * 2
     optimizer.step(0.1, model, give((model.x, [1.0, 1.0])))
     assert record["states"][key]["exp_avg"]["value"].tolist() == [np.float32(0.1)] * 2  # the record is not the state
+
+
+def test_states_of_parameters_that_were_replaced_are_not_captured():
+    model, optimizer = Pair(param([1.0]), param([1.0])), AdamConfig().init()
+    model = optimizer.step(0.1, model, give((model.a, [1.0]), (model.b, [1.0])))
+    model = Pair(model.a, param([5.0]))
+    assert list(optimizer.to_record(model)["states"]) == [model.a.id] and len(optimizer.to_record()["states"]) == 2
+    AdamConfig().init().load_record(optimizer.to_record(model), model)
 
 
 def test_betas_as_a_list_or_numpy_numbers_are_the_same_configuration():

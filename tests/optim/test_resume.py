@@ -14,8 +14,15 @@ import ruda_tensor as rt
 from ruda_autodiff import Autodiff
 from ruda_nn import Linear, LinearConfig, Module
 from ruda_optim import (
-    AdamConfig, AdamWConfig, Fp32MasterOptimizer, GradientClippingConfig, GradientsAccumulator, GradientsParams, MuonConfig,
-    StepLrSchedulerConfig, TrainingRecord,
+    AdamConfig,
+    AdamWConfig,
+    Fp32MasterOptimizer,
+    GradientClippingConfig,
+    GradientsAccumulator,
+    GradientsParams,
+    MuonConfig,
+    StepLrSchedulerConfig,
+    TrainingRecord,
 )  # fmt: skip
 from ruda_record import BinFileRecorder, FullPrecisionSettings
 

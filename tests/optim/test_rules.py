@@ -294,6 +294,8 @@ def test_DTYPE_06_a_float64_learning_rate_leaves_parameters_and_state_in_float32
         assert model.x.dtype == rt.float32
         arrays = [a for a in optimizer.states[model.x.id].values() if hasattr(a, "dtype")]
         assert all(a.dtype == np.float32 for a in arrays) and len(arrays) == len(optimizer.rule.arrays)
+        for x in (model.x * np.float64(2), model.x * np.array(2.0), model.x.sum() * 2.0, np.float64(2) * model.x):
+            assert x.dtype == rt.float32
     model = point(1.0)
     assert SgdConfig().init().step(np.float32(0.5), model, give((model.x, 1.0))).x.item() == 0.5
 

@@ -11,11 +11,23 @@ import ruda_tensor as rt
 from ruda_autodiff import Autodiff
 from ruda_nn import Linear, LinearConfig, Module, Param, RecordMismatch
 from ruda_optim import (
-    AdamConfig, AdamWConfig, Fp32MasterOptimizer, GradientsAccumulator, GradientsParams, LBFGSConfig, SgdConfig,
-    StepLrSchedulerConfig, TrainingRecord,
+    AdamConfig,
+    AdamWConfig,
+    Fp32MasterOptimizer,
+    GradientsAccumulator,
+    GradientsParams,
+    LBFGSConfig,
+    SgdConfig,
+    StepLrSchedulerConfig,
+    TrainingRecord,
 )  # fmt: skip
 from ruda_record import (
-    BinBytesRecorder, BinFileRecorder, DoublePrecisionSettings, FullPrecisionSettings, HalfPrecisionSettings, RecorderError,
+    BinBytesRecorder,
+    BinFileRecorder,
+    DoublePrecisionSettings,
+    FullPrecisionSettings,
+    HalfPrecisionSettings,
+    RecorderError,
 )  # fmt: skip
 
 from ._helpers import give, param

@@ -53,7 +53,8 @@ def test_error_functions_are_right_to_a_few_roundings(name, dtype, ulps, device)
         exact = np.array([float(getattr(mp, name)(mp.mpf(float(v)))) for v in z])
     found = getattr(rt, name)(rt.tensor(z, device=device)).numpy().astype(np.float64)
     tiny, eps = float(np.finfo(dtype).tiny), float(np.finfo(dtype).eps)
-    assert np.all(np.abs(found - exact) <= ulps * eps * np.maximum(np.abs(exact), tiny))
+    flushed = tiny if device.kind == "cuda" else 0.0  # CuPy compiles with -ftz=true: float32 below the normal range is 0
+    assert np.all(np.abs(found - exact) <= ulps * eps * np.maximum(np.abs(exact), tiny) + flushed * (np.abs(exact) < tiny))
 
 
 @pytest.mark.parametrize("size", [1, 7, 262144, 600001])

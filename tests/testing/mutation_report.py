@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> MutationReport:
     report = run_mutants(rows(), sample=options.sample)
     print(report)
     if options.unseen:
-        print("\n".join(f"  {name}  ({reason})" for name, reason in report.unseen.items()))
+        print("\n".join(f"  {name}  ({reason})" for name, reason in report.unseen))
     return report
 
 

@@ -52,7 +52,7 @@ def test_every_mutant_of_our_own_rules_is_caught():
     assert not report.survived
     assert len(report.killed) >= 45
     # flipping or shifting a constant gradient, and a broadcast that x has no part in, change nothing
-    assert all(name.startswith(("total", "poly dx: broadcast")) for name in report.unseen), report.unseen
+    assert all(name.startswith(("total", "poly dx: broadcast")) for name, _ in report.unseen), report.unseen
 
 
 def kinds(op):
@@ -127,10 +127,20 @@ def test_a_checker_that_sees_nothing_is_reported(monkeypatch):
 def test_mutants_without_effect_are_explained():
     flat = Primitive("flat", lambda xp, x: xp.floor(x), dx=lambda g: g * 0.0)
     report = run_mutants([Row("flat", lambda x: apply(flat, (x,)), (3,))], only=lambda m: m.kind == "scale 1.01")
-    assert report.unseen == {"flat dx: scale 1.01": "its gradient is zero, or never asked for, on every row"}
+    assert report.unseen == [("flat dx: scale 1.01", "its gradient is zero, or never asked for, on every row")]
     one = Row("poly", lambda x, y: apply(_poly, (x, y)), (1,), (1,))
     report = run_mutants([one], only=lambda m: m.kind == "shift")
-    assert set(report.unseen.values()) == {"the same gradient on every row"}
+    assert {reason for _, reason in report.unseen} == {"the same gradient on every row"}
+
+
+def test_broadcasting_that_no_row_shows_is_made():
+    row = Row("poly", lambda x, y: apply(_poly, (x, y)), (3, 4), (3, 4))
+    report = run_mutants([row], only=lambda m: m.kind.startswith("broadcast"))
+    assert len(report.killed) == 4 and not report.unseen
+    square = Row("clash", lambda x, y: rt.linear(x, y), (3, 3), (3, 3))
+    report = run_mutants([square], only=lambda m: m.kind.startswith("broadcast") and m.op.name == "linear")
+    assert not report.killed
+    assert {reason for _, reason in report.unseen} <= {"its inputs do not broadcast", "the same gradient on every row"}
 
 
 def test_a_rule_that_cannot_run_is_counted_apart():
