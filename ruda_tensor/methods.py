@@ -159,20 +159,129 @@ class Methods:
     def slice_assign(self, key: Any, value: Any) -> Tensor:
         return _F.slice_assign(self, key, value)
 
+    # the forms that the specification and common habit use, each the function of that name
+    def abs(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.abs(self, *args, **kwargs)
 
-def _method(name: str) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(_F, name)(self, *args, **kwargs)
+    def all(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.all(self, *args, **kwargs)
 
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"The same as `ruda_tensor.{name}` of this tensor."
-    return method
+    def any(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.any(self, *args, **kwargs)
 
+    def argmax(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.argmax(self, *args, **kwargs)
 
-METHODS = (
-    "abs all any argmax argmin argsort broadcast_to clip concat cumsum cumprod exp expand_dims flip gather log "
-    "log_softmax matmul max mean min norm permute_dims pow prod relu rsqrt scatter scatter_add sigmoid sin cos softmax "
-    "sqrt square squeeze std sum swap_dims take tanh transpose var"
-).split()  # the method forms that the specification and common habit use
-for _name in METHODS:
-    setattr(Methods, _name, _method(_name))
+    def argmin(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.argmin(self, *args, **kwargs)
+
+    def argsort(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.argsort(self, *args, **kwargs)
+
+    def broadcast_to(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.broadcast_to(self, *args, **kwargs)
+
+    def clip(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.clip(self, *args, **kwargs)
+
+    def cos(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.cos(self, *args, **kwargs)
+
+    def cumprod(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.cumprod(self, *args, **kwargs)
+
+    def cumsum(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.cumsum(self, *args, **kwargs)
+
+    def exp(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.exp(self, *args, **kwargs)
+
+    def expand_dims(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.expand_dims(self, *args, **kwargs)
+
+    def flip(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.flip(self, *args, **kwargs)
+
+    def gather(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.gather(self, *args, **kwargs)
+
+    def log(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.log(self, *args, **kwargs)
+
+    def log_softmax(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.log_softmax(self, *args, **kwargs)
+
+    def matmul(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.matmul(self, *args, **kwargs)
+
+    def max(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.max(self, *args, **kwargs)
+
+    def mean(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.mean(self, *args, **kwargs)
+
+    def min(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.min(self, *args, **kwargs)
+
+    def norm(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.norm(self, *args, **kwargs)
+
+    def permute_dims(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.permute_dims(self, *args, **kwargs)
+
+    def pow(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.pow(self, *args, **kwargs)
+
+    def prod(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.prod(self, *args, **kwargs)
+
+    def relu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.relu(self, *args, **kwargs)
+
+    def rsqrt(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.rsqrt(self, *args, **kwargs)
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.scatter(self, *args, **kwargs)
+
+    def scatter_add(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.scatter_add(self, *args, **kwargs)
+
+    def sigmoid(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sigmoid(self, *args, **kwargs)
+
+    def sin(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sin(self, *args, **kwargs)
+
+    def softmax(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.softmax(self, *args, **kwargs)
+
+    def sqrt(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sqrt(self, *args, **kwargs)
+
+    def square(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.square(self, *args, **kwargs)
+
+    def squeeze(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.squeeze(self, *args, **kwargs)
+
+    def std(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.std(self, *args, **kwargs)
+
+    def sum(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sum(self, *args, **kwargs)
+
+    def swap_dims(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.swap_dims(self, *args, **kwargs)
+
+    def take(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.take(self, *args, **kwargs)
+
+    def tanh(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.tanh(self, *args, **kwargs)
+
+    def transpose(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.transpose(self, *args, **kwargs)
+
+    def var(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.var(self, *args, **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import backend
 from .devices import Device, resolve_device
-from .dtypes import BFLOAT16, BOOL, is_floating
+from .dtypes import BFLOAT16, BOOL, as_dtype, is_floating
 from .methods import Methods
 
 _leaf_maker: dict[str, Callable | None] = {"make": None}
@@ -244,5 +244,7 @@ class Tensor(Methods):
 
 
 def _rebuild(array: np.ndarray, device: Device, leaf: bool) -> Tensor:
+    own = array.base is None  # the out-of-band buffers of protocol 5 are the caller's, who may write to them
+    array = (array if own else array.copy()).view(as_dtype(array.dtype))  # pickle makes a dtype object of its own
     out = Tensor._wrap(device.put(array), device)
     return out.require_grad() if leaf else out

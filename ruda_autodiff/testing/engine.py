@@ -104,6 +104,7 @@ class Checker:
         if options.step is None and self.outputs.size and not self.pull(self.draw(self.outputs.size))[0].any():
             self.start = START * 2.0**-9  # the rule says constant, as for floor: from afar that is a slope, so look closely
 
+    @np.errstate(all="ignore")  # infinities and NaN are what this looks for
     def run(self) -> GradientReport:
         from .entries import Judge
 

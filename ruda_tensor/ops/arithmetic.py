@@ -93,7 +93,7 @@ def negative(x: Any, /) -> Tensor:
 def numeric(x: Any, name: str) -> Tensor:
     """Return `x` as a tensor of numbers; bools are refused, for their arithmetic is not that of numbers."""
     x = as_tensor(x, None, name)
-    if x._data.dtype is BOOL:
+    if x._data.dtype == BOOL:
         raise TypeError(f"{name}: needs numbers, got bool; convert first: x.astype(rt.int32)")
     return x
 
@@ -363,4 +363,8 @@ def lerp(x: Any, y: Any, weight: Any, /) -> Tensor:
     >>> rt.lerp(rt.tensor([0.0, 10.0], device=rt.Cpu()), rt.tensor([1.0, 20.0], device=rt.Cpu()), 0.5).numpy()
     array([ 0.5, 15. ], dtype=float32)
     """
-    return add(x, multiply(weight, subtract(y, x)))
+    x, y = pair(x, y, "lerp")
+    x, y = floating(x, "lerp"), floating(y, "lerp")  # differences of unsigned integers would wrap
+    weight = as_tensor(weight, x, "lerp")
+    dtype = promote_types(x.dtype, weight.dtype)
+    return cast(add(single(x), multiply(single(weight), subtract(single(y), single(x)))), dtype)

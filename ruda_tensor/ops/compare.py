@@ -196,7 +196,7 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
         if operand is not None and isinstance(scalar_of(condition), bool):
             condition = full_scalar(condition, BOOL, operand.device)
         condition = as_tensor(condition, operand, "where")
-    if condition._data.dtype is not BOOL:
+    if condition._data.dtype != BOOL:
         raise TypeError(f"where: the condition must be bool, got {condition.dtype}; write rt.where(c != 0, x, y)")
     for tensor, number, choose_one in ((x, y, keep), (y, x, drop)):
         if isinstance(tensor, Tensor) and _is_zero(number, tensor):
