@@ -10,6 +10,7 @@ from ruda_tensor.tensor import Tensor
 from .backward import HigherDerivativeUnsupported
 from .several import Own, attach_results
 from .tape import Node, enable_grad, mode, no_grad
+from .trees import tensors_of
 
 
 class Custom(Own):
@@ -52,7 +53,10 @@ def custom_gradient(f: Callable) -> Callable:
     on the CPU, and `rt.asarray(array)` back. A rule written in operations on tensors can be differentiated again;
     where a second derivative is asked for, `f` is run on tracked tensors, so its forward must be written in operations.
 
-    Errors: ValueError or TypeError where the rule returns the wrong number, kind or shape of gradients;
+    Integer and bool results are constants to the tape. Tracked tensors must be given by position.
+
+    Errors: ValueError or TypeError where the rule returns the wrong number, kind or shape of gradients; TypeError for a
+    tracked tensor that is given by keyword or inside a list;
     HigherDerivativeUnsupported where a second derivative is asked of a forward that was not made of operations.
 
     >>> import ruda_tensor as rt
@@ -67,6 +71,7 @@ def custom_gradient(f: Callable) -> Callable:
     @functools.wraps(f)
     def operation(*args: Any, **kwargs: Any) -> Any:
         name = getattr(f, "__name__", "custom operation")
+        _check_arguments(name, args, kwargs)
         node = next((a._node for a in args if isinstance(a, Tensor) and a._node is not None), None)
         if node is None or not mode.recording:
             with no_grad():
@@ -88,6 +93,16 @@ def custom_gradient(f: Callable) -> Callable:
         return tuple(outs) if isinstance(value, (tuple, list)) else outs[0]
 
     return operation
+
+
+def _check_arguments(name: str, args: tuple, kwargs: dict) -> None:
+    """Refuse tracked tensors where the rule has no gradient to give: by keyword, or inside a list or dict."""
+    hidden = [*kwargs.values(), *[a for a in args if not isinstance(a, Tensor)]]
+    if hidden and mode.recording and any(x._node is not None for x in tensors_of(hidden)):
+        raise TypeError(
+            f"{name}: a tracked tensor given by keyword or inside a list has no place among the gradients that the rule "
+            f"returns; give it by position: {name}(x, w), or x.detach() where none is wanted"
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Tensor:

@@ -6,6 +6,7 @@ tensor, or with `order=2`, records so that its result can itself be differentiat
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,12 @@ class Recording:
 
 
 def _numbers(argnums: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    return (operator.index(argnums),) if _single(argnums) else tuple(operator.index(i) for i in argnums)  # type: ignore
+
+
+def _single(argnums: int | tuple[int, ...]) -> bool:
+    """True for an integer of any library."""
+    return hasattr(argnums, "__index__")
 
 
 def _scalar(name: str, value: Any) -> Tensor:
@@ -110,7 +116,7 @@ def value_and_grad(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: in
         value = _scalar("value_and_grad", r.value)
         grads = r.pull([value], [rt.ones(value.shape, dtype=value.dtype, device=value.device)], retain=False)
         found = r.gradients(grads)
-        return r.result(), found[0] if isinstance(argnums, int) else tuple(found)
+        return r.result(), found[0] if _single(argnums) else tuple(found)
 
     return evaluate
 
@@ -181,7 +187,7 @@ def jacobian(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: int = 1)
         for position, argument in enumerate(r.arguments):
             count = itertools.count()
             found.append(map_tensors(lambda x, p=position, c=count: stack(p, next(c), x), argument))
-        return found[0] if isinstance(argnums, int) else tuple(found)
+        return found[0] if _single(argnums) else tuple(found)
 
     return evaluate
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ruda_tensor.dtypes import is_floating
 from ruda_tensor.tensor import Tensor
 
 from .tape import Node, mode
@@ -42,13 +43,17 @@ class Pick(Own):
 
 
 def attach_results(op: Own, recorder: Node, inputs: tuple, kept: Any, results: list[Tensor]) -> list[Tensor]:
-    """Return bare copies of `results` that are on the tape as the results of `op`, whose `pull` gets a list of gradients."""
+    """Return bare copies of `results` that are on the tape as the results of `op`, whose `pull` gets a list of gradients.
+
+    Those of integers and bools stay bare: nothing has a derivative through them.
+    """
     if not mode.recording:
         return results
     outs = [Tensor._wrap(y._data, y.device) for y in results]
     parents = tuple([x._node if isinstance(x, Tensor) else None for x in inputs])
     recorder.attach(op, parents, kept, None, outs[0])
-    owner = outs[0]._node
+    owner, outs[0]._node = outs[0]._node, None
     for i, out in enumerate(outs):
-        recorder.attach(Pick(op, i, len(outs)), (owner,), None, None, out)
+        if is_floating(out.dtype):
+            recorder.attach(Pick(op, i, len(outs)), (owner,), None, None, out)
     return outs

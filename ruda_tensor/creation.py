@@ -37,11 +37,22 @@ def _host_array(values: Any, dtype: np.dtype | None, device: Device) -> np.ndarr
     target = array.dtype if dtype is None else dtype
     if target.newbyteorder("=") not in ALL:
         raise TypeError(f"tensor: values of dtype {array.dtype} are not supported; give numbers or bools, or dtype=")
+    if dtype is not None and dtype.kind in "iu" and array.dtype.kind == "f" and isinstance(values, (list, tuple, float)):
+        array = _whole(values, dtype)
     if dtype is not None and dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
         info, low, high = np.iinfo(dtype), int(array.min()), int(array.max())
         if low < info.min or high > info.max:
             raise OverflowError(f"tensor: values from {low} to {high} do not fit {dtype}; give dtype=rt.int64")
-    return array.astype(as_dtype(target))  # always a copy: a tensor's memory is nobody else's
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond the range of a float type is inf, as in `full`
+        return array.astype(as_dtype(target))  # always a copy: a tensor's memory is nobody else's
+
+
+def _whole(values: Any, dtype: np.dtype) -> np.ndarray:
+    """Numbers as integers, exactly: NumPy alone holds [2**63, 1] and [2**64 - 1, 0] as floats."""
+    try:
+        return np.asarray(values, dtype)
+    except (ValueError, OverflowError) as error:
+        raise type(error)(f"tensor: {error}; give numbers that {dtype} holds") from None
 
 
 def _holds(values: Any, kind: type) -> bool:
@@ -165,7 +176,9 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
 
 def _like(x: Any, dtype: Any, device: Any, name: str) -> dict[str, Any]:
     x = as_tensor(x, None, name)
-    return {"dtype": x.dtype if dtype is None else dtype, "device": x.device if device is None else device}
+    return {
+        "shape": x.shape, "dtype": x.dtype if dtype is None else dtype, "device": x.device if device is None else device,
+    }  # fmt: skip
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -175,7 +188,7 @@ def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> rt.zeros_like(rt.tensor([1, 2], device=rt.Cpu())).numpy()
     array([0, 0], dtype=int32)
     """
-    return zeros(x.shape, **_like(x, dtype, device, "zeros_like"))
+    return zeros(**_like(x, dtype, device, "zeros_like"))
 
 
 def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -185,7 +198,7 @@ def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> rt.ones_like(rt.tensor([1, 2], device=rt.Cpu())).numpy()
     array([1, 1], dtype=int32)
     """
-    return ones(x.shape, **_like(x, dtype, device, "ones_like"))
+    return ones(**_like(x, dtype, device, "ones_like"))
 
 
 def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -195,7 +208,7 @@ def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> rt.empty_like(rt.tensor([1, 2], device=rt.Cpu())).dtype
     dtype('int32')
     """
-    return empty(x.shape, **_like(x, dtype, device, "empty_like"))
+    return empty(**_like(x, dtype, device, "empty_like"))
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -205,7 +218,7 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
     >>> rt.full_like(rt.tensor([1, 2], device=rt.Cpu()), 7).numpy()
     array([7, 7], dtype=int32)
     """
-    return full(x.shape, fill_value, **_like(x, dtype, device, "full_like"))
+    return full(fill_value=fill_value, **_like(x, dtype, device, "full_like"))
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
@@ -223,8 +236,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     True
     """
     data, source = _imported(x)
-    as_dtype(data.dtype)
-    out = Tensor._wrap(data, source)
+    dtype = as_dtype(data.dtype)
+    if not data.dtype.isnative:
+        raise BufferError(f"from_dlpack: {data.dtype} is of the other byte order; copy it: rt.tensor(x)")
+    out = Tensor._wrap(data.view(dtype), source)  # an equal dtype may be another object, and hot paths compare by `is`
     target = source if device is None else resolve_device(device)
     if target != source:
         if copy is False:
@@ -240,7 +255,7 @@ def _imported(x: Any) -> tuple[Any, Device]:
             raise BufferError("from_dlpack: a tracked tensor would lose its place on the tape; first: x.detach()")
         return x._data, x.device
     if isinstance(x, np.ndarray):
-        return x, Cpu()
+        return np.asarray(x), Cpu()  # a plain array: matrices and masked arrays have operators of their own
     if backend.is_cupy_array(x):
         return x, Cuda(backend.cuda_index(x))
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):

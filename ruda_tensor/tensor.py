@@ -215,7 +215,9 @@ class Tensor(Methods):
         return self._data.__cuda_array_interface__
 
     def __reduce__(self) -> tuple:
-        return _rebuild, (backend.to_host(self._data), self.device, self._node is not None)
+        values = backend.to_host(self._data).view()
+        values.flags.writeable = False  # pickle may hand out this very memory (protocol 5)
+        return _rebuild, (values, self.device, self._node is not None)
 
     def __copy__(self) -> Tensor:
         return self

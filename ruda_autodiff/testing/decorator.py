@@ -78,12 +78,15 @@ def _verify_names(f: Callable, arguments: dict[str, Any]) -> None:
 
 def _search(one: Callable[[dict[str, Any]], None], inputs: Any, max_examples: int | None) -> None:
     """Run hypothesis, and raise its smallest failure without the notes that it adds: the message says it all."""
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis.errors import Unsatisfiable
 
     more: dict[str, Any] = {} if max_examples is None else {"max_examples": max_examples}
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run = settings(deadline=None, report_multiple_bugs=False, suppress_health_check=quiet, **more)(given(drawn=inputs)(one))
+    phases = [phase for phase in settings().phases if phase != Phase.explain]  # it runs the failure over and over
+    run = settings(
+        deadline=None, report_multiple_bugs=False, suppress_health_check=quiet, phases=phases, **more
+    )(given(drawn=inputs)(one))  # fmt: skip
     try:
         run()
     except (GradientMismatch, Inconclusive) as error:

@@ -88,8 +88,9 @@ class Verdict:
 
 
 class Checker:
-    """One check at one point."""
+    """One check at one point; infinities and NaN are what it looks for, so nothing warns of them."""
 
+    @np.errstate(all="ignore")
     def __init__(self, function: Function, x: np.ndarray, options: Options, order: int = 1) -> None:
         self.function, self.x, self.options, self.order = function, x, options, order
         self.rng = np.random.default_rng(options.seed)
@@ -104,7 +105,7 @@ class Checker:
         if options.step is None and self.outputs.size and not self.pull(self.draw(self.outputs.size))[0].any():
             self.start = START * 2.0**-9  # the rule says constant, as for floor: from afar that is a slope, so look closely
 
-    @np.errstate(all="ignore")  # infinities and NaN are what this looks for
+    @np.errstate(all="ignore")
     def run(self) -> GradientReport:
         from .entries import Judge
 

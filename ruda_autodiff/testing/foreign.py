@@ -50,6 +50,9 @@ class Foreign:
         self.convert = [convert or converter(a) for a in arrays]
         names = argument_names(f, len(arrays))
         floats = [i for i, a in enumerate(self.values) if a.dtype.kind == "f"]
+        unknown = [w for w in wrt or () if w not in names and w not in floats]
+        if unknown:
+            raise ValueError(f"check_vjp: wrt={unknown} names no floating argument; there are {[names[i] for i in floats]}")
         self.picked = floats if wrt is None else [i for i in floats if i in wrt or names[i] in wrt]
         if not self.picked:
             raise TypeError(f"check_vjp: no floating array to differentiate by among {names}, wrt={wrt!r}")

@@ -224,8 +224,9 @@ def _same_dtypes(found: dict[str, np.dtype], expected: dict[str, np.dtype], dtyp
 def check_batch_consistency(f: Callable, *inputs: Any, axis: int = 0, out_axis: int | None = None) -> ParityReport:
     """Check that f of a batch is f of each row, put together again: values, and gradients.
 
-    Every tensor among the inputs has its rows along `axis`; f is given batches of one, and their results are joined
-    along `out_axis` (`axis` by default). It fails where rows see each other: a statistic over the batch, a wrong axis.
+    Every tensor among the inputs has its rows along `axis` (what all rows share goes into a closure). f is given batches
+    of one, and their results are joined along `out_axis` (`axis` by default). It fails where rows see each other: a
+    statistic over the batch, a wrong axis.
 
     Errors: ParityMismatch with the element; ValueError where the inputs have no common batch size.
 

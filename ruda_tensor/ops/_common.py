@@ -113,7 +113,8 @@ def normalize_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """Return the non-negative axes that `axis` (None for all, an integer, or several) means; refuses repeats."""
     if axis is None:
         return tuple(range(ndim))
-    axes = axis if isinstance(axis, Iterable) else (axis,)
+    several = isinstance(axis, Iterable) and getattr(axis, "ndim", 1) != 0  # 0-d arrays and tensors are one axis
+    axes = axis if several else (axis,)
     found = tuple(normalize_axis(a, ndim, name) for a in axes)
     if len(set(found)) != len(found):
         raise ValueError(f"{name}: axis {tuple(axes)} names one axis twice")

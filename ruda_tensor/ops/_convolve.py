@@ -131,6 +131,8 @@ def convolve(
     """y of `count` rows and columns from images x, a weight and a bias or None."""
     settings = {"stride": stride, "low": low, "dilation": dilation, "groups": groups}
     y = xp.empty((x.shape[0], w.shape[0], *count), x.dtype)
+    if y.size == 0:
+        return y
     last = xs = zs = m = None
     for part, block in _blocks(xp, x.dtype, x.shape[0], (x.shape[1:], y.shape[1:]), w.shape[2:], settings):
         if block is not last:

@@ -5,6 +5,7 @@ are the same bits on any machine and in any order of execution.
 """
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 from collections import deque
@@ -38,9 +39,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def each_block(xp: Any, rows: int, row_bytes: int, body: Callable[[slice], None]) -> None:
-    """Call `body(block)` for slices that cover all rows, cache-sized and on all cores under NumPy, one under CuPy."""
+    """Call `body(block)` for slices that cover all rows, cache-sized and on all cores under NumPy, one under CuPy.
+
+    Threads that help have the caller's context: its `np.errstate` holds in every block.
+    """
     step = max(1, BLOCK_BYTES // max(1, row_bytes)) if xp is np else rows
-    blocks = deque(slice(start, min(rows, start + step)) for start in range(0, rows, max(1, step)))
+    if step >= rows:
+        if rows:
+            body(slice(0, rows))
+        return
+    blocks = deque(slice(start, min(rows, start + step)) for start in range(0, rows, step))
 
     def work() -> None:
         while True:
@@ -51,7 +59,7 @@ def each_block(xp: Any, rows: int, row_bytes: int, body: Callable[[slice], None]
             body(block)
 
     helpers = min(threads(), len(blocks)) - 1 if rows * row_bytes >= PARALLEL_BYTES else 0
-    futures = [_pool().submit(work) for _ in range(helpers)]
+    futures = [_pool().submit(contextvars.copy_context().run, work) for _ in range(helpers)]
     work()
     for future in futures:
         if not future.cancel():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import BOOL, FLOATING, INTEGER, UNSIGNED
+from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, INTEGER, UNSIGNED, promote_types
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
 from . import transcendental
@@ -367,4 +367,5 @@ def lerp(x: Any, y: Any, weight: Any, /) -> Tensor:
     x, y = floating(x, "lerp"), floating(y, "lerp")  # differences of unsigned integers would wrap
     weight = as_tensor(weight, x, "lerp")
     dtype = promote_types(x.dtype, weight.dtype)
-    return cast(add(single(x), multiply(single(weight), subtract(single(y), single(x)))), dtype)
+    x, y, weight = (cast(v, FLOAT32) if v.dtype in HALF else v for v in (x, y, weight))
+    return cast(add(x, multiply(weight, subtract(y, x))), dtype)

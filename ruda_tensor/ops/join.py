@@ -165,6 +165,8 @@ def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     axis = normalize_axis(axis, x.ndim, "repeat")
     size = x.shape[axis]
     counts = repeats.tolist() if hasattr(repeats, "tolist") else repeats
+    if not hasattr(counts, "__index__") and not isinstance(counts, (list, tuple)):
+        raise TypeError(f"repeat: repeats must be an integer or one per element, got {counts!r}; write repeats=2")
     if isinstance(counts, (list, tuple)):
         if len(counts) not in (1, size) or any(not hasattr(n, "__index__") or n < 0 for n in counts):
             raise ValueError(f"repeat: needs {size} integers >= 0, one per element of axis {axis}, got {counts}")
@@ -187,7 +189,8 @@ def tile(x: Tensor, repetitions: Any, /) -> Tensor:
     [[1, 2, 1, 2], [1, 2, 1, 2]]
     """
     x = as_tensor(x, None, "tile")
-    times = (repetitions,) if hasattr(repetitions, "__index__") else tuple(repetitions)
+    times = repetitions.tolist() if hasattr(repetitions, "tolist") else repetitions
+    times = (times,) if hasattr(times, "__index__") else tuple(times)
     if any(not hasattr(n, "__index__") or n < 0 for n in times):
         raise ValueError(f"tile: repetitions must be integers >= 0, got {repetitions}")
     ndim = max(len(times), x.ndim)
@@ -258,6 +261,7 @@ _FOLDS = {
 
 def _pairs(widths: Any, ndim: int) -> tuple[tuple[int, int], ...]:
     """Widths as one (before, after) per axis."""
+    widths = widths.tolist() if hasattr(widths, "tolist") else widths
     if hasattr(widths, "__index__"):
         pairs = [(widths.__index__(),) * 2] * ndim
     else:

@@ -244,12 +244,14 @@ def _log_ratio_forward(xp: Any, log_q: Any, p: Any) -> Any:
 _log_ratio = Primitive(
     "log_ratio",
     _log_ratio_forward,
+    poles=True,
     dlog_q=lambda g, p: negative(multiply(g, cast(not_equal(p, 0.0), g.dtype))),
     dp=lambda g, p: safe_divide(g, p),
 )
 _relative_entropy = Primitive(
     "relative_entropy",
     _relative_entropy_forward,
+    poles=True,
     dlog_q=lambda g, p: negative(multiply(g, p)),
     dp=lambda g, log_q, p: multiply(g, add(apply(_log_ratio, (log_q, p)), cast(not_equal(p, 0.0), g.dtype))),
 )

@@ -162,9 +162,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor:
     >>> rt.linear(x, w, rt.ones(4, device=rt.Cpu())).tolist()[0]
     [4.0, 4.0, 4.0, 4.0]
     """
+    x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
     if bias is None:
         _check_linear(x.shape, weight.shape, None)
         return matmul(x, weight)
+    bias = as_tensor(bias, None, "linear")
     _check_linear(x.shape, weight.shape, bias.shape)
     if not x._data.dtype is weight._data.dtype is bias._data.dtype or x._data.dtype not in FLOATING:
         dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
@@ -226,6 +228,7 @@ def tensordot(x: Tensor, y: Tensor, /, *, axes: Any = 2) -> Tensor:
     ((2, 5), (2, 3, 3, 5))
     """
     x, y = _operands(x, y, "tensordot")
+    axes = axes.tolist() if hasattr(axes, "tolist") else axes
     if hasattr(axes, "__index__"):
         n = axes.__index__()
         if not 0 <= n <= min(x.ndim, y.ndim):

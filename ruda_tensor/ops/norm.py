@@ -93,9 +93,9 @@ def _normalized(name: str, x: Tensor, weight: Any, shape: Any) -> tuple[int, ...
     if shape is None:
         shape = x.shape[-1:] if weight is None else as_tensor(weight, None, name).shape
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not sizes or len(sizes) > x.ndim or x.shape[x.ndim - len(sizes) :] != sizes or 0 in sizes:
+    if not sizes or len(sizes) > x.ndim or x.shape[x.ndim - len(sizes) :] != sizes:
         raise ValueError(
-            f"{name}: normalized_shape={sizes} must be the last sizes, none of them 0, of x with shape {x.shape}; "
+            f"{name}: normalized_shape={sizes} must be the last sizes of x with shape {x.shape}; "
             f"write normalized_shape={x.shape[-1:]}"
         )
     return sizes
@@ -114,7 +114,7 @@ def layer_norm(
     Which axes: those of `normalized_shape`, else as many as `weight` has, else the last. weight and bias have the
     shape of these axes and the dtype of x, or float32 where x is half. The result has the dtype of x.
 
-    Errors: ValueError for shapes that do not fit, an empty row or a negative eps.
+    Errors: ValueError for shapes that do not fit or a negative eps.
     Source: Ba, Kiros and Hinton, "Layer normalization", 2016, equations 3 and 4.
 
     >>> import ruda_tensor as rt
@@ -262,7 +262,7 @@ def instance_norm(
             [-1.,  1.]]], dtype=float32)
     """
     x = _channels("instance_norm", x)
-    return _group("instance_norm", x, x.shape[1], weight, bias, eps)
+    return _group("instance_norm", x, max(x.shape[1], 1), weight, bias, eps)
 
 
 def _group(name: str, x: Any, groups: Any, weight: Any, bias: Any, eps: float) -> Tensor:
@@ -272,8 +272,6 @@ def _group(name: str, x: Any, groups: Any, weight: Any, bias: Any, eps: float) -
         raise ValueError(f"{name}: groups must be an integer that divides the {c} channels, got {groups!r}")
     weight, bias = _vector(name, "weight", weight, x, (c,)), _vector(name, "bias", bias, x, (c,))
     width = c // groups * math.prod(x.shape[2:])
-    if width == 0:
-        raise ValueError(f"{name}: x of shape {x.shape} has empty groups; only the first axis may be empty")
     rows = reshape(single(x), (n * groups, width))
     y = reshape(call(_layer_norm, (rows, None, None), {"axes": 1, "eps": eps}), x.shape)
     return _affine(y, _column(weight, x.ndim - 2), _column(bias, x.ndim - 2), x.dtype)

@@ -266,7 +266,7 @@ def diff(x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Any = None, appen
     """
     x = as_tensor(x, None, "diff")
     axis = normalize_axis(axis, x.ndim, "diff")
-    if not isinstance(n, int) or n < 0:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
         raise ValueError(f"diff: n must be an integer >= 0, got {n!r}; n=1 takes differences once")
     if x.dtype == BOOL:
         raise TypeError("diff: bools have no difference; first: x.astype(rt.int32)")

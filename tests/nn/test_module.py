@@ -135,6 +135,12 @@ def test_a_module_is_an_argument_of_transforms():
     assert g.a.tolist() == [6.0, 16.0] and g.b.tolist() == [1.0, 4.0]
 
 
+def test_one_identity_in_two_objects_becomes_one_parameter():
+    a = param([1.0, 2.0])
+    out = Both_(a, param([1.0, 2.0], id=a.id)).to_dtype(rt.float16)
+    assert out.a is out.b and len(out.params()) == 1
+
+
 # changes
 @pytest.mark.parametrize("dtype", [FloatDType.F16, FloatDType.BF16, FloatDType.F64, rt.float32, "bfloat16"])
 def test_contracts_5_and_6_to_dtype_keeps_identity_ties_flags_and_integers(dtype, device):

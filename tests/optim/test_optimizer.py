@@ -370,6 +370,15 @@ def test_states_of_parameters_that_were_replaced_are_not_captured():
     AdamConfig().init().load_record(optimizer.to_record(model), model)
 
 
+def test_states_follow_the_precision_of_the_model_that_they_are_loaded_beside():
+    model, optimizer, again = point([1.0, 2.0], rt.float64), AdamConfig().init(), AdamConfig().init()
+    model = optimizer.step(0.1, model, give((model.x, [1.0, 3.0])))
+    narrow = model.to_dtype(rt.float32)
+    again.load_record(optimizer.to_record(), narrow)
+    assert again.states[model.x.id]["exp_avg"].dtype == np.float32
+    assert again.step(0.1, narrow, give((narrow.x, [1.0, 3.0]))).x.dtype == rt.float32
+
+
 def test_betas_as_a_list_or_numpy_numbers_are_the_same_configuration():
     model = point([1.0])
     record = AdamConfig(betas=[np.float64(0.9), 0.999], eps=np.float32(0.5)).init().to_record()

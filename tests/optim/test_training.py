@@ -116,7 +116,9 @@ def test_tracking_follows_the_model_that_is_restored_into(device):
 
 
 def test_two_restores_do_not_share_memory_with_each_other_or_the_record(device):
-    record = TrainingRecord.capture(*trained(device), {"seen": np.array([1, 2])})
+    seen = {"seen": np.array([1, 2])}
+    record = TrainingRecord.capture(*trained(device), seen)
+    seen["seen"][1] = 77  # the caller goes on with its own
     first, second = (record.restore(*parts(device), device) for _ in range(2))
     expected = plain(second.model, second.optimizer, second.accumulator)
     first.state["seen"][0] = 99

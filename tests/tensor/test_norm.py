@@ -261,7 +261,6 @@ X = rt.zeros((2, 4), device=CPU)
         (lambda: rt.layer_norm(X, rt.ones(4, dtype=rt.int32, device=CPU)), TypeError, ["weight", "int32"]),
         (lambda: rt.layer_norm(X, eps=-1.0), ValueError, ["eps", "-1.0"]),
         (lambda: rt.rms_norm(X, eps=float("nan")), ValueError, ["eps", "nan"]),
-        (lambda: rt.layer_norm(X[:, :0]), ValueError, ["(2, 0)"]),
         (lambda: rt.layer_norm(X[0, 0]), ValueError, ["()"]),
         (lambda: rt.batch_norm(X[0], training=True), ValueError, ["(N, C, ...)", "(4,)"]),
         (lambda: rt.batch_norm(X), ValueError, ["running statistics"]),
@@ -269,7 +268,6 @@ X = rt.zeros((2, 4), device=CPU)
         (lambda: rt.batch_norm(X, rt.ones(3, device=CPU), rt.ones(3, device=CPU)), ValueError, ["(4,)"]),
         (lambda: rt.batch_norm(X, training=True, momentum=2), ValueError, ["momentum", "2"]),
         (lambda: rt.group_norm(X, 3), ValueError, ["groups", "4 channels", "3"]),
-        (lambda: rt.instance_norm(X[:, :, None][:, :, :0]), ValueError, ["instance_norm", "(2, 4, 0)"]),
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):

@@ -232,6 +232,11 @@ def test_arguments_are_checked_first(x):
         check_gradients(lambda x: x.sum().item(), x)
 
 
+def test_infinities_on_the_way_warn_of_nothing():
+    x = t([0.5, 2.0])
+    check_gradients(lambda x: rt.exp(x) + 1.0 / (1.0 / (0.0 * x.detach())), x, order=2)
+
+
 def test_the_result_does_not_depend_on_the_tape_s_state(x):
     from ruda_autodiff import no_grad
 

@@ -101,7 +101,7 @@ def test_the_wrong_input_of_several_is_named(k, args):
     assert caught.value.input == ("a", "x", "b")[k]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_one_wrong_entry_of_a_large_gradient_is_always_caught(seed):
     """The promise of the random direction: its weights are at least 1/2, so no single entry can hide."""
     rng = np.random.default_rng(seed)
@@ -218,6 +218,8 @@ def test_arguments_are_checked_first(x):
         check_vjp(tanh, x, x)
     with pytest.raises(TypeError, match="no floating array"):
         check_vjp(lambda x: np.argmax(x), tanh_vjp, x)
+    with pytest.raises(ValueError, match="there are"):
+        check_vjp(tanh, tanh_vjp, x, wrt=("x", "y"))
     with pytest.raises(ValueError, match="directions"):
         check_vjp(tanh, tanh_vjp, x, directions=0)
     with pytest.raises(ValueError, match="kinks"):
