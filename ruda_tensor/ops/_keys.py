@@ -99,7 +99,10 @@ def _item(k: Any, device: Any, name: str) -> Any:
 
 
 def _expanded(key: Any, shape: tuple[int, ...], device: Any, name: str) -> list:
-    """The key's elements, one for each axis of `shape` (masks: one for all of theirs) besides the None ones."""
+    """The key's elements, one for each axis of `shape` (masks: one for all of theirs) besides the None ones.
+
+    A `...` that stands for no axis is kept: between two arrays it separates them all the same.
+    """
     items = [_item(k, device, name) for k in (key if isinstance(key, tuple) else (key,))]
     used = sum([0 if k is None or k is Ellipsis else k.ndim if getattr(k, "dtype", None) == BOOL else 1 for k in items])
     dots = [i for i, k in enumerate(items) if k is Ellipsis]
@@ -108,7 +111,8 @@ def _expanded(key: Any, shape: tuple[int, ...], device: Any, name: str) -> list:
     if len(dots) > 1:
         raise IndexError(f"{name}: only one ... may stand in an index")
     at = dots[0] if dots else len(items)
-    return items[:at] + [slice(None)] * (len(shape) - used) + items[at + 1 :]
+    free = len(shape) - used
+    return items[:at] + ([slice(None)] * free or [Ellipsis] * bool(dots)) + items[at + 1 :]
 
 
 def select(key: Any, shape: tuple[int, ...], device: Any, name: str = "getitem") -> Selection | tuple:
@@ -121,10 +125,12 @@ def select(key: Any, shape: tuple[int, ...], device: Any, name: str = "getitem")
 def _selection(items: list, shape: tuple[int, ...], device: Any, name: str) -> Selection:
     slices: list = []
     found: list[tuple[int, int, Any]] = []  # (axis after slicing, its size, indices)
-    distinct, axis = True, 0
-    for k in items:
+    distinct, axis, apart = True, 0, False
+    for i, k in enumerate(items):
         at = len(slices)
-        if k is None:
+        if k is Ellipsis:
+            apart = bool(found) and any(type(j) is not slice and j is not None for j in items[i + 1 :])
+        elif k is None:
             slices.append(None)
         elif type(k) is slice:
             slices.append(k)
@@ -150,7 +156,7 @@ def _selection(items: list, shape: tuple[int, ...], device: Any, name: str) -> S
             axis += 1
             distinct = distinct and k.size == 1
     axes = tuple([a for a, _, _ in found])
-    together = axes[-1] - axes[0] == len(axes) - 1
+    together = axes[-1] - axes[0] == len(axes) - 1 and not apart
     trivial = all(type(s) is slice and s == slice(None) for s in slices)
     index = _merged(found, device, name)
     return Selection(None if trivial else tuple(slices), axes, index, axes[0] if together else 0, distinct)

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..operation import Composite, Primitive, apply, call
 from ..tensor import Tensor
-from ._common import floating
+from ._common import cast, floating
 from ._gelu import gelu_body, gelu_tanh_body, silu_body
+from ._numerics import single
 from ._pointwise import pointwise
 from ._select import choose, drop, keep
 from .arithmetic import numeric
@@ -156,7 +157,7 @@ def _gated(name: str, body: Any, expression: Any) -> Composite:
     """x s(x), whose forward gives the slope too, so that backward is one product."""
     return Composite(
         name,
-        expression,
+        lambda x: cast(expression(single(x)), x.dtype),
         lambda xp, x: pointwise(xp, body, (x,), outs=2),
         lambda xp, g, slope, needs: (xp.multiply(g, slope),),
         keeps="",
@@ -165,9 +166,14 @@ def _gated(name: str, body: Any, expression: Any) -> Composite:
 
 _ROOT = math.sqrt(2.0 / math.pi)
 _gelu = _gated("gelu", gelu_body, lambda x: x * (erfc(x * -math.sqrt(0.5)) * 0.5))
-_gelu_tanh = _gated(
-    "gelu_tanh", gelu_tanh_body, lambda x: x * sigmoid(x * (x * x * (2.0 * _ROOT * 0.044715) + 2.0 * _ROOT))
-)
+
+
+def _gelu_tanh_expression(x: Tensor) -> Tensor:
+    z = clip(x, -30.0, 30.0)  # beyond, the sigmoid is 0 or 1 in every float type, and the cube of x may overflow
+    return x * sigmoid(z * (z * z * (2.0 * _ROOT * 0.044715) + 2.0 * _ROOT))
+
+
+_gelu_tanh = _gated("gelu_tanh", gelu_tanh_body, _gelu_tanh_expression)
 _silu = _gated("silu", silu_body, lambda x: x * sigmoid(x))
 
 

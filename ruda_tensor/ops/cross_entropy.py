@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import FLOATING, INT64, INTEGER
+from ..dtypes import FLOATING, INT64, INTEGER, UINT64
 from ..operation import Composite, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
@@ -30,24 +30,27 @@ class _Rows:
     """Classes and weights as the rows (n, classes, ...) of the logits need them, each kept with size 1 on that axis.
 
     `hit` weighs -log p of the row's own class and `each` that of every class; both are 0 in ignored rows. `factor` is
-    the derivative of the reduction by each row's loss.
+    the derivative of the reduction by each row's loss. What is the same for all rows is a number. `ignore` None says
+    that all rows count.
     """
 
     def __init__(
-        self, xp: Any, x: Any, targets: Any, weight: Any, ignore: int, smoothing: float, reduction: str
+        self, xp: Any, x: Any, targets: Any, weight: Any, ignore: int | None, smoothing: float, reduction: str
     ) -> None:
-        classes = targets.reshape((x.shape[0], 1, *x.shape[2:]))
-        self.counted = classes != ignore
-        self.classes = xp.where(self.counted, classes, 0)
-        one = self.counted.astype(x.dtype)
-        own, self.weight, self.mass = one, x.dtype.type(1), x.shape[1]
+        self.classes = targets.reshape((x.shape[0], 1, *x.shape[2:]))
+        self.counted, one = None, 1.0
+        if ignore is not None:
+            self.counted = self.classes != ignore
+            self.classes = xp.where(self.counted, self.classes, 0)
+            one = self.counted.astype(x.dtype)
+        own, self.weight, self.mass = one, 1.0, x.shape[1]
         if weight is not None:
             weight = weight.astype(x.dtype, copy=False)
             own = one * weight[self.classes]
             self.weight, self.mass = weight.reshape((1, -1) + (1,) * (x.ndim - 2)), xp.sum(weight)
         self.factor = one
         if reduction == "mean":
-            whole = xp.sum(own)
+            whole = self.classes.size if isinstance(own, float) else xp.sum(own)
             self.factor = one * ((whole != 0) / (whole + (whole == 0)))  # 0 where nothing counts
         self.hit = own * (1 - smoothing) if smoothing else own
         self.each = one * (smoothing / x.shape[1]) if smoothing else None
@@ -55,14 +58,21 @@ class _Rows:
     def own(self, xp: Any, block: slice) -> tuple:
         """The index of each row's own class in a block of rows."""
         classes = self.classes[block]
+        if classes.ndim == 2:
+            return xp.arange(len(classes))[:, None], classes
         sizes = enumerate(classes.shape)
         index = [xp.arange(n).reshape([n if i == j else 1 for j in range(classes.ndim)]) for i, n in sizes]
         index[1] = classes
         return tuple(index)
 
 
+def _part(a: Any, block: slice) -> Any:
+    """The part of what is known per row that belongs to a block, or the number that all rows share."""
+    return a[block] if getattr(a, "ndim", 0) else a
+
+
 def _forward(
-    xp: Any, logits: Any, targets: Any, weight: Any, *, axis: int, ignore: int, smoothing: float, reduction: str
+    xp: Any, logits: Any, targets: Any, weight: Any, *, axis: int, ignore: int | None, smoothing: float, reduction: str
 ) -> tuple:
     """Row by row: hit (log s - z_own) + each sum(w (log s - z)), where z = x - top and s = sum(exp(z))."""
     x = rows(xp, logits, axis)
@@ -70,31 +80,33 @@ def _forward(
     top, whole, loss = (xp.empty(row.classes.shape, x.dtype) for _ in range(3))
 
     def body(block: slice) -> None:
-        top[block] = xp.max(x[block], axis=1, keepdims=True)
-        z = x[block] - top[block]
+        part = x[block]
+        highest = top[block] = xp.max(part, axis=1, keepdims=True)
+        z = part - highest
         own = z[row.own(xp, block)]
         weighted = None if row.each is None else row_sums(xp, z * row.weight)
         xp.exp(z, out=z)
-        whole[block] = row_sums(xp, z)
-        logs = xp.log(whole[block])
-        loss[block] = row.hit[block] * (logs - own)
+        sums = whole[block] = row_sums(xp, z)
+        logs = xp.log(sums)
+        loss[block] = _part(row.hit, block) * (logs - own)
         if row.each is not None:
-            loss[block] += row.each[block] * (row.mass * logs - weighted)
+            loss[block] += _part(row.each, block) * (row.mass * logs - weighted)
 
     blockwise(xp, x, body)
-    loss = xp.where(row.counted, loss, x.dtype.type(0))
+    if row.counted is not None:
+        loss = xp.where(row.counted, loss, x.dtype.type(0))
     out = loss.reshape(targets.shape) if reduction == "none" else xp.sum(loss * row.factor)
     return out, top, whole
 
 
 def _backward(
     xp: Any, g: Any, logits: Any, targets: Any, weight: Any, top: Any, whole: Any, *, needs: tuple, axis: int,
-    ignore: int, smoothing: float, reduction: str,
+    ignore: int | None, smoothing: float, reduction: str,
 ) -> tuple:  # fmt: skip
     """dx = g ((hit + each W) p - hit at the own class - each w), where p = exp(x - top) / s and W = sum(w)."""
     x = rows(xp, logits, axis)
     row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
-    g = (g.reshape(row.factor.shape) if reduction == "none" else g) * row.factor
+    g = (g.reshape(row.classes.shape) if reduction == "none" else g) * row.factor
     hit, each = g * row.hit, None if row.each is None else g * row.each
     pull = (hit if each is None else hit + each * row.mass) / whole
     out = xp.empty(logits.shape, x.dtype)
@@ -106,17 +118,19 @@ def _backward(
         xp.exp(o, out=o)
         xp.multiply(o, pull[block], out=o)
         if each is not None:
-            xp.subtract(o, each[block] * row.weight, out=o)
-        o[row.own(xp, block)] -= hit[block]
+            xp.subtract(o, _part(each, block) * row.weight, out=o)
+        o[row.own(xp, block)] -= _part(hit, block)
 
     blockwise(xp, x, body)
-    xp.moveaxis(target, 1, -1)[~xp.squeeze(row.counted, axis=1)] = 0  # 0 also where an ignored row holds NaN
+    if row.counted is not None:  # 0 also where an ignored row holds NaN
+        xp.moveaxis(target, 1, -1)[~xp.squeeze(row.counted, axis=1)] = 0
     return out, None, None
 
 
 def _expression(
-    logits: Tensor, targets: Tensor, weight: Tensor | None, *, axis: int, ignore: int, smoothing: float, reduction: str
-) -> Tensor:
+    logits: Tensor, targets: Tensor, weight: Tensor | None, *, axis: int, ignore: int | None, smoothing: float,
+    reduction: str,
+) -> Tensor:  # fmt: skip
     """-sum(q log_softmax(x)) with constant weights q."""
     device, x = logits.device, single(logits)
     with device.guard():
@@ -191,13 +205,13 @@ def cross_entropy(
                 "class ids must be integers: targets.astype(rt.int64)"
             )
         return _from_probabilities(logits, targets, weight, axis, label_smoothing, reduction)
-    ids = _checked_ids(logits, targets, axis, ignore_index)
-    static = {"axis": axis, "ignore": ignore_index, "smoothing": float(label_smoothing), "reduction": reduction}
+    ids, ignore = _checked_ids(logits, targets, axis, ignore_index)
+    static = {"axis": axis, "ignore": ignore, "smoothing": float(label_smoothing), "reduction": reduction}
     return call(_cross_entropy, (logits, ids, weight), static)
 
 
-def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> Tensor:
-    """The class ids as int64, after checking their dtype, shape and range."""
+def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> tuple[Tensor, int | None]:
+    """The class ids as int64, after checking their dtype, shape and range; and `ignore`, or None where all rows count."""
     expected, classes = logits.shape[:axis] + logits.shape[axis + 1 :], logits.shape[axis]
     if targets.dtype not in INTEGER:
         raise TypeError(f"cross_entropy: targets must be integer class ids or float probabilities, got {targets.dtype}")
@@ -209,10 +223,13 @@ def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> Ten
     ids = cast(targets, INT64)
     with ids.device.guard():
         t = ids._data
-        wrong = (t != ignore) & ((t < 0) | (t >= classes))
+        outside = t.view(UINT64) >= classes  # what is negative is a huge number there
+        if not outside.any():
+            return ids, ignore if 0 <= ignore < classes else None
+        wrong = outside & (t != ignore)
         if wrong.any():
             raise IndexError(
                 f"cross_entropy: the target {int(t[wrong][0])} is no class: the ids of {classes} classes are "
                 f"0 to {classes - 1}, and ignore_index={ignore} marks rows to leave out"
             )
-    return ids
+    return ids, ignore
