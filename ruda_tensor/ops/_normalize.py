@@ -1,7 +1,8 @@
 """The bodies of the normalizations over raw arrays: two passes, cache-sized blocks, all cores under NumPy.
 
 The mean is kept as m + shift, the second being the mean of what the first leaves: one float32 cannot hold the mean of
-numbers far from 0, and constant rows then come out as exactly 0.
+numbers far from 0, and constant rows then come out as exactly 0. Where a mean is no larger than the deviation its
+rounding is lost in that of the numbers, and the passes for the shift are saved.
 """
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class _Parts:
         self.xp = xp
         self.parts: dict[int, Any] = {}
 
-    def add(self, block: slice, rows: Any) -> None:
-        self.parts[block.start] = total(self.xp, rows, (0,), False)
+    def add(self, block: slice, part: Any) -> None:
+        self.parts[block.start] = part
 
     def sum(self, shape: tuple[int, ...], dtype: Any) -> Any:
         if not self.parts:
@@ -35,14 +36,18 @@ class _Parts:
         return total(self.xp, parts, (0,), False).reshape(shape)
 
 
-def _each_block(xp: Any, rows: int, row_bytes: int, body: Callable[[slice], None]) -> None:
-    """Run `body` on blocks; rows with an infinity give NaN on purpose."""
+def _mixed(xp: Any, weights: list, rows: Any) -> Any:
+    """For each of some columns of weights (or one number for all rows), the sum of the rows times theirs.
 
-    def quiet(block: slice) -> None:
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            body(block)
-
-    each_block(xp, rows, row_bytes, quiet)
+    NumPy has a matrix product do it, of two columns at least: products with one, and those of more numbers than a block
+    has, BLAS splits between threads of its own, which ours would wait for.
+    """
+    if xp is not np or len(rows) < 2:
+        return [total(xp, rows * a, (0,), False) for a in weights]
+    columns = np.zeros((max(2, len(weights)), len(rows)), rows.dtype)
+    for column, a in zip(columns, weights):
+        column[:, None] = a
+    return columns @ rows
 
 
 def _rows(xp: Any, x: Any, axes: int) -> Any:
@@ -55,6 +60,11 @@ def _flat(xp: Any, w: Any) -> Any:
     return None if w is None else xp.ascontiguousarray(w).reshape(-1)
 
 
+def _small(xp: Any, squares: Any, bounds: Any) -> bool:
+    """Whether all squared means are small beside variances. Looking costs a wait under CuPy, so there none is."""
+    return xp is np and bool((squares <= bounds).all())
+
+
 def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: float) -> tuple:
     """out = (x - m) r w + b with r = 1 / sqrt(var + eps)."""
     out = xp.empty(x.shape, x.dtype)
@@ -65,25 +75,34 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
 
     def body(block: slice) -> None:
         x, d = source[block], target[block]
-        m[block] = row_sums(xp, x) / n
-        xp.subtract(x, m[block], out=d)
-        shift[block] = row_sums(xp, d) / n
-        d -= shift[block]
-        r[block] = 1 / xp.sqrt(row_dots(xp, d, d) / n + eps)
-        d *= r[block]
+        mean = m[block] = row_sums(xp, x) / n
+        xp.subtract(x, mean, out=d)
+        variance = row_dots(xp, d, d) / n
+        if _small(xp, mean * mean, variance):
+            shift[block] = 0
+        else:
+            rest = shift[block] = row_sums(xp, d) / n
+            d -= rest
+            variance = row_dots(xp, d, d) / n
+        scale = r[block] = 1 / xp.sqrt(variance + eps)
+        d *= scale
         if w is not None:
             d *= w
         if b is not None:
             d += b
 
-    _each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, m, shift, r
 
 
 def layer_backward(
     xp: Any, g: Any, x: Any, weight: Any, m: Any, shift: Any, r: Any, *, needs: tuple, axes: int, eps: float
 ) -> tuple:
-    """With y = (x - m) r and h = g w:  dx = r (h - mean(h) - y mean(h y)),  dw = sum(g y),  db = sum(g)."""
+    """With y = (x - m) r and h = g w:  dx = r (h - mean(h) - y mean(h y)),  dw = sum(g y),  db = sum(g).
+
+    With y = (c - s) r for a constant s per row, where c is x itself if its mean s is small, else centered and s = 0,
+    all sums are of g and of g c, and dx = r (h - (k c + mean(h) - k s)) with k = r mean(h y).
+    """
     dx = xp.empty(x.shape, x.dtype)
     source, incoming, target = (_rows(xp, a, axes) for a in (x, g, dx))
     rows, n = source.shape
@@ -91,25 +110,31 @@ def layer_backward(
     dw, db = _Parts(xp), _Parts(xp)
 
     def body(block: slice) -> None:
-        g, h = incoming[block], target[block]
-        if needs[2]:
-            db.add(block, g)
-        y = source[block] - m[block]
-        y -= shift[block]
-        y *= r[block]
-        if needs[1]:
-            dw.add(block, xp.multiply(g, y, out=h))
+        g, c, h, s, scale = incoming[block], source[block], target[block], m[block], r[block]
+        offset = s * scale
+        if not _small(xp, offset * offset, 1):
+            c = c - s
+            c -= shift[block]
+            s = offset = xp.zeros_like(s)
+        product = g * c
+        if needs[1] or needs[2]:
+            all_g, offset_g = _mixed(xp, [1, offset], g)
+            db.add(block, all_g)
+            dw.add(block, _mixed(xp, [scale], product)[0] - offset_g)
         if needs[0]:
+            h_sum = row_sums(xp, g) if w is None else row_dots(xp, g, w)
+            hc_sum = row_sums(xp, product) if w is None else row_dots(xp, product, w)
+            k = scale * (scale * (hc_sum - s * h_sum)) / n
+            xp.multiply(c, k, out=product)
+            product += h_sum / n - k * s
             if w is None:
-                h[...] = g
+                xp.subtract(g, product, out=h)
             else:
                 xp.multiply(g, w, out=h)
-            y *= row_dots(xp, h, y) / n
-            y += row_sums(xp, h) / n
-            h -= y
-            h *= r[block]
+                h -= product
+            h *= scale
 
-    _each_block(xp, rows, 3 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return (
         dx if needs[0] else None,
@@ -131,7 +156,7 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
         if w is not None:
             y *= w
 
-    _each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, r
 
 
@@ -143,20 +168,21 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
     w, dw = _flat(xp, weight), _Parts(xp)
 
     def body(block: slice) -> None:
-        g, h = incoming[block], target[block]
-        y = source[block] * r[block]
+        g, x, h, scale = incoming[block], source[block], target[block], r[block]
+        product = g * x
         if needs[1]:
-            dw.add(block, xp.multiply(g, y, out=h))
+            dw.add(block, _mixed(xp, [scale], product)[0])
         if needs[0]:
+            hx_sum = row_sums(xp, product) if w is None else row_dots(xp, product, w)
+            xp.multiply(x, scale * (scale * hx_sum) / n, out=product)
             if w is None:
-                h[...] = g
+                xp.subtract(g, product, out=h)
             else:
                 xp.multiply(g, w, out=h)
-            y *= row_dots(xp, h, y) / n
-            h -= y
-            h *= r[block]
+                h -= product
+            h *= scale
 
-    _each_block(xp, rows, 3 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 
@@ -174,11 +200,12 @@ def _each_channel(xp: Any, x: Any, body: Callable[[slice], None]) -> None:
     """Run `body` on blocks of channels of (N, C, L); on all at once where a few channels are too short to loop over."""
     n, c, length = x.shape
     if length < SHORT and c:
-        _each_block(xp, 1, 0, lambda _: body(slice(0, c)))
+        body(slice(0, c))
     else:
-        _each_block(xp, c, 2 * n * length * x.itemsize, body)
+        each_block(xp, c, 2 * n * length * x.itemsize, body)
 
 
+@np.errstate(all="ignore")
 def channel_moments(xp: Any, x: Any) -> tuple:
     """The mean as m + shift, and the biased variance, of the channels of (N, C, L), each (1, C, 1)."""
     x, (n, c, length) = xp.ascontiguousarray(x), x.shape

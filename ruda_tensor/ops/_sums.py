@@ -8,7 +8,7 @@ import numpy as np
 
 from ..dtypes import FLOATING
 
-SMALL = 64  # fewer rows than this lose nothing by being added in order
+SMALL = 64  # so many rows and fewer lose nothing by being added in order
 WIDE = 512  # an inner loop of this length is efficient; shorter ones are joined into one
 
 
@@ -21,7 +21,7 @@ def total(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
     """
     split = _split(x.shape, axis) if xp is np and x.dtype in FLOATING and x.flags.c_contiguous else None
     if split is None:
-        return xp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+        return x.sum(axis=axis, dtype=x.dtype, keepdims=keepdims)
     out = _rows(x.reshape(split))
     return out.reshape([1 if i in axis else n for i, n in enumerate(x.shape) if keepdims or i not in axis])
 
@@ -32,7 +32,7 @@ def _split(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, int, int
         return None
     first, last = min(axis), max(axis)
     outer, rows, inner = math.prod(shape[:first]), math.prod(shape[first : last + 1]), math.prod(shape[last + 1 :])
-    if last - first + 1 != len(axis) or inner < 2 or rows < SMALL or outer == 0:
+    if last - first + 1 != len(axis) or inner < 2 or rows <= SMALL or outer == 0:
         return None
     return outer, rows, inner
 

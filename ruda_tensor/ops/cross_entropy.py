@@ -81,7 +81,7 @@ def _forward(
 
     def body(block: slice) -> None:
         part = x[block]
-        highest = top[block] = xp.max(part, axis=1, keepdims=True)
+        highest = top[block] = part.max(axis=1, keepdims=True)
         z = part - highest
         own = z[row.own(xp, block)]
         weighted = None if row.each is None else row_sums(xp, z * row.weight)
