@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import ruda_tensor as rt
 from ruda_tensor.operation import Composite, Primitive, Variadic, apply, call
+from ruda_tensor.random.state import noting, replaying
 from ruda_tensor.tensor import Tensor
 
 from .backward import HigherDerivativeUnsupported
@@ -38,7 +38,10 @@ def checkpoint(f: Callable) -> Callable:
     """Return `f` keeping only its arguments for backward, which runs it again (random numbers included).
 
     Chen et al. 2016, Training deep nets with sublinear memory cost. `f` must be a function of its arguments and of
-    what it captures; gradients of captured tensors are right too.
+    what it captures; gradients of captured tensors are right too. The numbers that it drew, from whichever generator,
+    are drawn again, and no generator moves, so other threads may draw meanwhile.
+
+    Errors: RuntimeError in backward where `f` then draws other random numbers than before.
 
     >>> import ruda_tensor as rt
     >>> x = rt.tensor([1.0, 2.0], device=rt.Cpu()).require_grad()
@@ -51,21 +54,17 @@ def checkpoint(f: Callable) -> Callable:
     def forgetful(*args: Any, **kwargs: Any) -> Any:
         if not mode.recording:
             return f(*args, **kwargs)
-        state, order = rt.random.get_state(), mode.order
-        value = f(*args, **kwargs)
+        order = mode.order
+        with noting() as drawn:
+            value = f(*args, **kwargs)
         results = tensors_of(value)
         tracked = [y for y in results if y._node is not None]
         if not tracked:
             return value
 
         def again() -> list[Tensor]:
-            now = rt.random.get_state()
-            rt.random.set_state(state)
-            try:
-                with _Setting(recording=True, order=order):
-                    return [y for y in tensors_of(f(*args, **kwargs)) if y._node is not None]
-            finally:
-                rt.random.set_state(now)
+            with replaying(drawn), _Setting(recording=True, order=order):
+                return [y for y in tensors_of(f(*args, **kwargs)) if y._node is not None]
 
         recorder = tracked[0]._node
         outs = iter(attach_results(Checkpoint(), recorder, tuple(tensors_of((args, kwargs))), again, tracked))

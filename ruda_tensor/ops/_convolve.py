@@ -17,7 +17,6 @@ from ._windows import meet
 
 HOST_BLOCK = 2 << 20  # both buffers of a block: long matrix products are faster, until they leave the cache
 DEVICE_BLOCK = 256 << 20
-SHORT = 256  # rows of an image that are no longer than this are slow to copy one by one
 
 
 class _Block:
@@ -36,7 +35,6 @@ class _Block:
         self.rows_spread = sh > 1 or kh * kw * c <= kw * c + kh * o + 0.05 * kh * kw * c * o * beyond / max(1, u)
         rows = u if self.rows_spread else u + beyond
         self.columns = [meet(w, v, j * dw - left, sw) for j in range(kw)]
-        self.shifts = self._shifts(v, sw, dw) if xp is np else {}
         self.rows = [meet(h, u, i * dh - top, sh) for i in range(kh)] if self.rows_spread else [meet(h, rows, -top, 1)]
         self.places = [slice(i * dh, i * dh + (u - 1) * sh + 1, sh) for i in range(kh)]
         self.xs_shape = (g, len(self.rows), kw, c // g, n, rows, v)
@@ -59,34 +57,11 @@ class _Block:
     def zeros(self, shape: tuple) -> Any:
         return self.xp.zeros(shape, self.dtype)
 
-    def _shifts(self, v: int, stride: int, dilation: int) -> dict[int, tuple]:
-        """For column taps that are the first one's copies moved along: by how much, and the columns that are not.
-
-        These are given as all of them (`edge`) and those that meet x (to, from). NumPy copies a plane in one go far
-        faster than one short row after another.
-        """
-        shifts = {}
-        for j in range(1, len(self.columns) if stride == 1 and v <= SHORT else 0):
-            d, (to, columns) = j * dilation, self.columns[j]
-            start = max(to.start, v - d)
-            if d < v:
-                new = slice(start, max(start, to.stop)), slice(columns.start + start - to.start, columns.stop)
-                shifts[j] = d, slice(v - d, v), new if start < to.stop else None
-        return shifts
-
     def spread(self, x: Any, xs: Any) -> None:
         """Write the shifted copies of x; what meets padding keeps the zeros that `xs` starts with."""
         x = self._grouped(x)
         for i, (to_rows, rows) in enumerate(self.rows):
             for j, (to_columns, columns) in enumerate(self.columns):
-                if j in self.shifts:
-                    d, edge, new = self.shifts[j]
-                    first, moved = (xs[:, i, k].reshape(self.groups, -1) for k in (0, j))
-                    moved[:, :-d] = first[:, d:]
-                    xs[:, i, j, ..., edge] = 0
-                    if new is None:
-                        continue
-                    to_columns, columns = new[0], new[1]
                 xs[:, i, j, ..., to_rows, to_columns] = x[..., rows, columns]
 
     def fold(self, xs: Any, x: Any, bias: Any) -> None:

@@ -91,7 +91,7 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
         if b is not None:
             d += b
 
-    each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 4 * n * x.itemsize, body)
     return out, m, shift, r
 
 
@@ -134,7 +134,7 @@ def layer_backward(
                 h -= product
             h *= scale
 
-    each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 4 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return (
         dx if needs[0] else None,
@@ -156,7 +156,7 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
         if w is not None:
             y *= w
 
-    each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 4 * n * x.itemsize, body)
     return out, r
 
 
@@ -182,7 +182,7 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
                 h -= product
             h *= scale
 
-    each_block(xp, rows, 2 * n * x.itemsize, body)
+    each_block(xp, rows, 4 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 
@@ -202,7 +202,7 @@ def _each_channel(xp: Any, x: Any, body: Callable[[slice], None]) -> None:
     if length < SHORT and c:
         body(slice(0, c))
     else:
-        each_block(xp, c, 2 * n * length * x.itemsize, body)
+        each_block(xp, c, 4 * n * length * x.itemsize, body)
 
 
 @np.errstate(all="ignore")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK_BYTES = 1024 * 1024  # in the cache, and large enough that threads seldom meet at the interpreter lock
+BLOCK_BYTES = 2 * 1024 * 1024  # in the cache, and large enough that threads seldom meet at the interpreter lock
 PARALLEL_BYTES = 2 * 1024 * 1024  # below this, waking a thread costs as much as it saves
 
 

@@ -23,7 +23,7 @@ from .. import philox
 from ..devices import resolve_device
 from ..tensor import Tensor
 from . import draws, state
-from .state import Generator, Key, check_float, check_key, check_probability, check_seed, check_shape, whole
+from .state import Generator, Key, check_float, check_key, check_probability, check_seed, check_shape, is_replaying, whole
 
 __all__ = [
     "Generator",
@@ -67,7 +67,9 @@ def seed(seed: int) -> None:
     >>> rt.random.integers((3,), low=0, high=10, device=rt.Cpu()).tolist()
     [7, 0, 7]
     """
-    _process.seed(check_seed(seed))
+    number = check_seed(seed)
+    if not is_replaying():  # what checkpoint runs again has its numbers, and must not move the stream
+        _process.seed(number)
 
 
 def get_state() -> dict[str, int | str]:
@@ -93,7 +95,8 @@ def set_state(state: dict[str, int | str]) -> None:
     >>> a == rt.random.normal((3,), device=rt.Cpu()).tolist()
     True
     """
-    _process.set_state(state)
+    if not is_replaying():
+        _process.set_state(state)
 
 
 def reserve(count: int) -> tuple[int, int]:

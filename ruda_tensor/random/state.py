@@ -6,7 +6,8 @@ import numbers
 import operator
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,57 @@ def check_key(name: str, value: Any) -> Key:
     return value
 
 
+class _Here(threading.local):
+    """What this thread does with the places of its draws, whichever generator they come from.
+
+    Each is noted in every log of `logs`. With a `source`, places are taken from it and no generator moves.
+    """
+
+    logs: tuple[list, ...] = ()
+    source: Iterator[tuple[int, int, int]] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def noting() -> Iterator[list[tuple[int, int, int]]]:
+    """Inside, note the draws of this thread in the list that is given; `replaying` repeats them."""
+    log: list[tuple[int, int, int]] = []
+    before, _here.logs = _here.logs, (*_here.logs, log)
+    try:
+        yield log
+    finally:
+        _here.logs = before
+
+
+@contextmanager
+def replaying(log: list[tuple[int, int, int]]) -> Iterator[None]:
+    """Inside, the draws of this thread are those of `log`, and no generator moves: other threads notice nothing."""
+    before = _here.source, _here.logs
+    _here.source, _here.logs = iter(log), ()
+    try:
+        yield
+    finally:
+        _here.source, _here.logs = before
+
+
+def is_replaying() -> bool:
+    return _here.source is not None
+
+
+def _noted(words: int) -> tuple[int, int]:
+    """The next place of the log that is replayed."""
+    assert _here.source is not None
+    found = next(_here.source, None)
+    if found is None or found[0] != words:
+        raise RuntimeError(
+            "checkpoint: run again in backward, the function draws other random numbers than in the forward; it must "
+            "depend on its arguments alone"
+        )
+    return found[1:]
+
+
 class Generator:
     """A stream of random numbers with a position: what is drawn depends on (seed, offset) and nothing else.
 
@@ -128,9 +180,14 @@ class Generator:
     def reserve(self, count: int) -> tuple[int, int]:
         """Return the (seed, offset) of a draw of `count` 32-bit words and move on past it."""
         words = whole("reserve: count", count, 0, 2**64, "reserve(x.size)")
-        with self._lock:
-            seed, offset = self._seed, self._offset
-            self._offset = (offset + draws.counters(words, 1)) % 2**64
+        if _here.source is None:
+            with self._lock:
+                seed, offset = self._seed, self._offset
+                self._offset = (offset + draws.counters(words, 1)) % 2**64
+        else:
+            seed, offset = _noted(words)
+        for log in _here.logs:
+            log.append((words, seed, offset))
         return seed, offset
 
     def get_state(self) -> dict[str, int | str]:
