@@ -19,7 +19,7 @@ from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
 from .gradients import Gradients
-from .tape import Node, mode
+from .tape import Node, _Setting, mode
 
 _wrap = Tensor._wrap
 
@@ -43,14 +43,9 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
     if seed is None:
         seed = rt.ones(root.shape, dtype=root.dtype, device=root.device)
     walk = Walk(retain_graph or order == 2, order)
-    saved = mode.recording, mode.order
-    mode.recording = order == 2
-    mode.order = order
-    try:
+    with _Setting(recording=order == 2, order=order):
         walk.add(root._node, seed)
         walk.run()
-    finally:
-        mode.recording, mode.order = saved
     return Gradients(walk.leaves)
 
 
@@ -58,7 +53,8 @@ class Walk:
     """The state of one backward pass.
 
     `grads` holds the gradient that has arrived so far at each waiting node. A first contribution is borrowed as it
-    is; a second allocates a sum, which is then ours (`owned`) and takes further ones in place.
+    is; a second allocates a sum, which is then ours (`owned`) and takes further ones in place. The gradient of a half
+    tensor is summed in float32 and rounded once, when it is complete.
     """
 
     def __init__(self, retain_graph: bool, order: int) -> None:
@@ -71,13 +67,16 @@ class Walk:
 
     def add(self, node: Node, g: Tensor) -> None:
         """Add a contribution to a node's gradient: undo broadcasting, cast to its dtype, borrow or accumulate."""
-        data = g._data
-        if data.shape != node.shape:
+        if g._data.shape != node.shape:
             g = unbroadcast(g, node.shape)
-        if data.dtype is not node.dtype:
-            g = rt.astype(g, node.dtype)
         grads = self.grads
         old = grads.get(node)
+        if node.dtype in HALF:
+            if old is not None:
+                g = rt.astype(g, FLOAT32)
+                old = rt.astype(old, FLOAT32)
+        elif g._data.dtype is not node.dtype:
+            g = rt.astype(g, node.dtype)
         if old is None:
             grads[node] = g
             heappush(self.heap, (node.order, node))
@@ -105,7 +104,7 @@ class Walk:
             g = grads.pop(node)
             plan = node.plan
             if plan is None:
-                self.leaves[node] = g
+                self.leaves[node] = rt.astype(g, node.dtype)
                 continue
             parents, kept = node.parents, node.kept
             if parents is None:
@@ -149,6 +148,8 @@ class Walk:
 
     def run_special(self, node: Node, g: Tensor) -> None:
         """The less common nodes: half precision, composites, variadic and custom operations, and anomaly mode."""
+        if node.dtype in HALF and isinstance(g, Tensor):
+            g = rt.astype(g, node.dtype)
         for parent, gradient in self.pull(node, g):
             if parent is not None and gradient is not None:
                 if mode.anomaly:

@@ -33,7 +33,7 @@ class Recording:
             raise ValueError(f"{name}: order must be 1 or 2, got {order!r}")
         for i in argnums:
             if not -len(args) <= i < len(args):
-                raise ValueError(f"{name}: argument {i} is to be differentiated, and {len(args)} were given")
+                raise ValueError(f"{name}: argument {i} is to be differentiated, and {len(args)} were given by position")
         chosen = {i % len(args) for i in argnums}
         tracked = any(x.is_require_grad() for x in tensors_of(args))
         self.differentiable = order == 2 or mode.depth > 0 or tracked
@@ -63,7 +63,8 @@ class Recording:
                 if root._node is not None and root._node.order <= self.since:
                     walk.add(root._node, seed)
             walk.run(until=self.until)
-        return walk.grads
+            found = {x._node: walk.grads.get(x._node) for x in self.inputs}
+            return {node: rt.astype(g, node.dtype) for node, g in found.items() if g is not None}
 
     def gradients(self, grads: dict[Node, Tensor]) -> list:
         """Arrange gradients as the differentiated arguments are; zeros where an input took no part."""
@@ -97,6 +98,19 @@ def _scalar(name: str, value: Any) -> Tensor:
     return value
 
 
+def _value_and_grad(name: str, f: Callable, argnums: int | tuple[int, ...], order: int) -> Callable:
+    """`value_and_grad` under the name that the user called, which errors give."""
+
+    def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        r = Recording(name, f, args, kwargs, _numbers(argnums), order)
+        value = _scalar(name, r.value)
+        grads = r.pull([value], [rt.ones(value.shape, dtype=value.dtype, device=value.device)], retain=False)
+        found = r.gradients(grads)
+        return r.result(), found[0] if _single(argnums) else tuple(found)
+
+    return evaluate
+
+
 def value_and_grad(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: int = 1) -> Callable:
     """Return a function that gives (f(x), df/dx) for a scalar-valued f.
 
@@ -110,15 +124,7 @@ def value_and_grad(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: in
     >>> value.item(), g.numpy()
     (5.0, array([2., 4.], dtype=float32))
     """
-
-    def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        r = Recording("value_and_grad", f, args, kwargs, _numbers(argnums), order)
-        value = _scalar("value_and_grad", r.value)
-        grads = r.pull([value], [rt.ones(value.shape, dtype=value.dtype, device=value.device)], retain=False)
-        found = r.gradients(grads)
-        return r.result(), found[0] if _single(argnums) else tuple(found)
-
-    return evaluate
+    return _value_and_grad("value_and_grad", f, argnums, order)
 
 
 def grad(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: int = 1) -> Callable:
@@ -129,7 +135,7 @@ def grad(f: Callable, argnums: int | tuple[int, ...] = 0, *, order: int = 1) -> 
     >>> grad(grad(cube))(rt.tensor(2.0, device=rt.Cpu())).item()
     12.0
     """
-    both = value_and_grad(f, argnums, order=order)
+    both = _value_and_grad("grad", f, argnums, order)
     return lambda *args, **kwargs: both(*args, **kwargs)[1]
 
 
@@ -200,11 +206,22 @@ def hessian(f: Callable, argnums: int = 0) -> Callable:
     array([[ 6.,  0.],
            [ 0., 12.]], dtype=float32)
     """
-    return jacobian(grad(f, argnums), argnums)
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        if 0 <= argnums < len(args) and not isinstance(args[argnums], Tensor):
+            raise TypeError(
+                f"hessian: the argument must be one tensor, got {type(args[argnums]).__name__}; for nested tensors and "
+                "modules there is the product with a vector: hvp(f, x, v)"
+            )
+        return jacobian(grad(f, argnums), argnums)(*args, **kwargs)
+
+    return evaluate
 
 
 def hvp(f: Callable, x: Any, v: Any) -> Any:
     """Return the Hessian of the scalar-valued f at x times the vector v, without forming the Hessian.
+
+    `x` may be nested or a module; `v` has its structure, or is a list of its tensors in order.
 
     H v = d/dx <df/dx, v> (Pearlmutter 1994, Fast exact multiplication by the Hessian, eq. 2, by two reverse passes).
 

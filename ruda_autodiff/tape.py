@@ -16,6 +16,8 @@ from typing import Any
 from ruda_tensor.operation import Composite, Primitive, Variadic
 from ruda_tensor.tensor import Tensor, install_tape
 
+from ._decorate import wrap
+
 _count = itertools.count(1).__next__
 
 
@@ -30,6 +32,16 @@ class Mode(threading.local):
     order = 1
     depth = 0
     anomaly = False
+
+    def __init__(self) -> None:
+        self.settings: list[_Setting] = []  # those in force, the newest last
+
+    def apply(self) -> None:
+        """Set the fields to their defaults, overridden by the settings in force."""
+        self.recording, self.order, self.depth, self.anomaly = True, 1, 0, False
+        for setting in self.settings:
+            for name, value in setting.fields.items():
+                setattr(self, name, value)
 
 
 mode = Mode()
@@ -167,24 +179,29 @@ install_tape(make_leaf)
 
 
 class _Setting:
-    """A context manager and decorator that sets fields of `mode` and puts the old values back, whatever happens."""
+    """A context manager and decorator that sets fields of this thread's `mode` while it is in force.
+
+    Leaving takes this setting out of those in force and computes the mode anew from the rest, so settings may end in
+    any order: two generators, each in the middle of a `with no_grad():`, cannot leave recording off for good.
+    """
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
-        self.saved: list[dict[str, Any]] = []
 
     def __enter__(self) -> None:
-        self.saved.append({name: getattr(mode, name) for name in self.fields})
+        mode.settings.append(self)
         for name, value in self.fields.items():
             setattr(mode, name, value)
 
     def __exit__(self, *exc: Any) -> None:
-        for name, value in self.saved.pop().items():
-            setattr(mode, name, value)
+        settings = mode.settings
+        for i in range(len(settings) - 1, -1, -1):
+            if settings[i] is self:
+                del settings[i]
+                break
+        mode.apply()
 
     def __call__(self, function: Callable) -> Callable:
-        from ._decorate import wrap
-
         return wrap(function, lambda: _Setting(**self.fields))
 
 

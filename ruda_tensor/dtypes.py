@@ -73,10 +73,6 @@ def is_integer(dtype: np.dtype) -> bool:
     return dtype in INTEGER
 
 
-def is_half(dtype: np.dtype) -> bool:
-    return dtype in HALF
-
-
 def _promote(a: np.dtype, b: np.dtype) -> np.dtype | None:
     """The array API table (2024.12, type promotion), with bool below ints, ints below floats, and the half types."""
     if a == b or b == BOOL:

@@ -69,6 +69,15 @@ def floating(x: Any, name: str) -> Tensor:
     return x if x.dtype in FLOATING else cast(x, x.device.float_dtype)
 
 
+def ready(x: Any, y: Any) -> bool:
+    """True where two operands need no `pair`: equal shapes and dtypes, or a Python number with a float tensor."""
+    if isinstance(x, Tensor):
+        if isinstance(y, Tensor):
+            return x._data.dtype is y._data.dtype and x._data.shape == y._data.shape
+        return (type(y) is float or type(y) is int) and x._data.dtype in FLOATING
+    return (type(x) is float or type(x) is int) and isinstance(y, Tensor) and y._data.dtype in FLOATING
+
+
 def pair(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
     """Return two operands as tensors of one dtype, by the promotion table; numbers are weak; checks broadcasting."""
     if not isinstance(x, Tensor):

@@ -10,9 +10,9 @@ from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, INTEGER, UNSIGNED, promote_t
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
 from . import transcendental
-from ._common import as_tensor, cast, floating, pair, scalar_of
+from ._common import as_tensor, cast, floating, pair, ready, scalar_of
 from ._numbers import neighbour, rest, sign_or_nan, whole_quotient
-from .compare import ready, signbit, where
+from .compare import signbit, where
 
 __all__ = [
     "abs", "add", "ceil", "copysign", "divide", "floor", "floor_divide", "lerp", "multiply", "negative", "nextafter",

@@ -14,7 +14,7 @@ import numpy as np
 from ..dtypes import BOOL, FLOATING, HALF, INTEGER, weak_result
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
-from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, pair, scalar_of
+from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, pair, ready, scalar_of
 from ._select import drop, keep, select
 
 __all__ = [
@@ -38,15 +38,6 @@ _EXCHANGED = {
     _equal: (_equal, math.floor), _not_equal: (_not_equal, math.floor), _less: (_greater, math.ceil),
     _less_equal: (_greater_equal, math.floor), _greater: (_less, math.floor), _greater_equal: (_less_equal, math.ceil),
 }  # fmt: skip
-
-
-def ready(x: Any, y: Any) -> bool:
-    """True where two operands need no preparation: equal shapes and dtypes, or a Python number with a float tensor."""
-    if isinstance(x, Tensor):
-        if isinstance(y, Tensor):
-            return x._data.dtype is y._data.dtype and x._data.shape == y._data.shape
-        return (type(y) is float or type(y) is int) and x._data.dtype in FLOATING
-    return (type(x) is float or type(x) is int) and isinstance(y, Tensor) and y._data.dtype in FLOATING
 
 
 def _compare(op: Primitive, x: Any, y: Any) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import BOOL, FLOATING, INT32, INT64, INTEGER, UINT32, UNSIGNED, as_dtype
+from ..dtypes import FLOATING, INT32, INT64, INTEGER, UINT32, UNSIGNED, as_dtype
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
@@ -32,11 +32,9 @@ def count(shape: tuple[int, ...], axis: tuple[int, ...]) -> int:
 
 def accumulator(x: Tensor) -> Any:
     """The dtype in which an integer sum or product is formed: at least the default integer width."""
-    if x.dtype in FLOATING:
+    if x.dtype in FLOATING or (x.dtype in INTEGER and x.dtype.itemsize >= 4):
         return x.dtype
-    if x.dtype in UNSIGNED:
-        return x.dtype if x.dtype.itemsize >= 4 else UINT32
-    return x.dtype if x.dtype in INTEGER and x.dtype.itemsize >= 4 and x.dtype != BOOL else INT32
+    return UINT32 if x.dtype in UNSIGNED else INT32
 
 
 def _reduce(op: Primitive, x: Tensor, axis: Any, keepdims: bool) -> Tensor:

@@ -317,3 +317,28 @@ def test_nested_gradient_of_a_captured_tensor():
         return (grad(lambda u: (u * u * t).sum())(x.detach()) * t).sum()  # d/du (u^2 t) = 2 u t
 
     assert grad(outer)(x.detach()).item() == 2 * 2 * 2.0 * 2.0
+
+
+def test_TAPE_10_settings_may_end_in_any_order():
+    def inside():
+        with no_grad():
+            yield
+            yield
+
+    a, b = inside(), inside()
+    next(a)
+    next(b)
+    a.close()
+    assert not is_recording()
+    b.close()
+    assert is_recording()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_DTYPE_02_a_leaf_used_many_times_sums_its_gradient_in_float32(dtype, device):
+    x = leaf([1.0], dtype=getattr(rt, dtype), device=device)
+    y = x
+    for _ in range(4095):
+        y = y + x
+    g = y.backward()[x]
+    assert g.dtype == getattr(rt, dtype) and g.astype(rt.float32).item() == 4096.0
