@@ -1,5 +1,5 @@
 # Every target makes .venv and installs what it needs first; an install is repeated only when pyproject.toml changes.
-#   make train ARGS="--epochs 5"                      make test ARGS="-k softmax"
+#   make train ARGS="--epochs 90"                     make test ARGS="-k softmax"
 #   make train CUDA=cuda13 ARGS="--device cuda"       (adds CuPy; cuda12 for CUDA 12 and older cards)
 .PHONY: train test lint bench docs clean
 .NOTPARALLEL:

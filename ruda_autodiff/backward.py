@@ -14,7 +14,7 @@ import numpy as np
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import FLOAT32, HALF
-from ruda_tensor.operation import Composite, Variadic
+from ruda_tensor.operation import Composite, Variadic, widen
 from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
@@ -185,9 +185,7 @@ class Walk:
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
         (kept, extras), static = node.kept
-        arrays = [k._data if isinstance(k, Tensor) else k for k in kept]
-        arrays = [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays]
-        incoming = g._data.astype(FLOAT32) if g.dtype in HALF else g._data
+        (incoming, *arrays), _ = widen([g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]])
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
         with device.guard():
             result = op.backward(device.xp, incoming, *arrays, *extras, needs=needs, **(static or {}))

@@ -17,7 +17,7 @@ from ruda_tensor.tensor import Tensor
 
 from .backward import Walk
 from .tape import Node, _Setting, leaf, mode
-from .trees import map_tensors, tensors_of
+from .trees import aligned, map_tensors, tensors_of
 
 _input = Primitive("input", lambda xp, x: x, half="storage", dx=lambda g: g)
 
@@ -155,7 +155,8 @@ def vjp(f: Callable, *args: Any, order: int = 1) -> tuple[Any, Callable]:
     roots = tensors_of(r.value)
 
     def pull(*cotangents: Any) -> tuple:
-        seeds = [c for c in (cotangents if len(cotangents) > 1 else tensors_of(cotangents)) if c is not None]
+        given = tensors_of(aligned("vjp", cotangents[0], r.value)) if len(cotangents) == 1 else cotangents
+        seeds = [c for c in given if c is not None]
         if len(seeds) != len(roots) or any(s.shape != y.shape for s, y in zip(seeds, roots, strict=True)):
             raise ValueError(f"vjp: the result has shapes {[y.shape for y in roots]}, the cotangents {[s.shape for s in seeds]}")
         found = iter(r.gradients(r.pull(roots, seeds, retain=True)))
@@ -232,7 +233,7 @@ def hvp(f: Callable, x: Any, v: Any) -> Any:
     """
 
     def along(x: Any) -> Tensor:
-        gradients, directions = tensors_of(grad(f)(x)), tensors_of(v)
+        gradients, directions = tensors_of(_value_and_grad("hvp", f, 0, 1)(x)[1]), tensors_of(aligned("hvp", v, x))
         if [g.shape for g in gradients] != [d.shape for d in directions]:
             raise ValueError(f"hvp: x has shapes {[g.shape for g in gradients]} and v {[d.shape for d in directions]}")
         total = None

@@ -43,3 +43,19 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
     map_tensors(note, tree)
     return found
+
+
+def aligned(name: str, tree: Any, like: Any) -> Any:
+    """Return `tree` with its dicts in the order of those in `like`, so that their tensors pair up by key.
+
+    A dict beside anything else, or with other keys, is refused: by position it would pair what does not belong together.
+    """
+    if isinstance(tree, dict):
+        if not isinstance(like, dict):
+            raise TypeError(f"{name}: a dict was given for a {type(like).__name__}; give its structure, or a list of its tensors")
+        if tree.keys() != like.keys():
+            raise ValueError(f"{name}: the keys {list(tree)} were given for a dict of {list(like)}")
+        return {key: aligned(name, tree[key], value) for key, value in like.items()}
+    if isinstance(tree, (list, tuple)) and isinstance(like, (list, tuple)) and len(tree) == len(like):
+        return [aligned(name, part, whole) for part, whole in zip(tree, like, strict=True)]
+    return tree

@@ -43,6 +43,20 @@ class Module:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.__setattr__ = cls.__delattr__ = _frozen  # type: ignore[assignment, method-assign]
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, declared = vars(self)[field.name], str(getattr(field.type, "__name__", field.type))
+            if isinstance(value, Tensor) and not isinstance(value, Param) and value.is_require_grad():
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} is a tracked tensor, which no optimizer would find; "
+                    f"make it a parameter: {type(self).__name__}({field.name}=Param(x))"
+                )
+            if declared == "Param" and not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} is a Param, got {type(value).__name__} {value!r}; give Param(tensor), "
+                    "or make a layer from its settings: LinearConfig(2, 1).init(device)"
+                )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} has no forward; define one: def forward(self, x): ...")
 

@@ -163,17 +163,17 @@ class Methods:
     def abs(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.abs(self, *args, **kwargs)
 
-    def all(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.all(self, *args, **kwargs)
+    def all(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.all(self, axis=axis, **kwargs)
 
-    def any(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.any(self, *args, **kwargs)
+    def any(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.any(self, axis=axis, **kwargs)
 
-    def argmax(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.argmax(self, *args, **kwargs)
+    def argmax(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.argmax(self, axis=axis, **kwargs)
 
-    def argmin(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.argmin(self, *args, **kwargs)
+    def argmin(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.argmin(self, axis=axis, **kwargs)
 
     def argsort(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.argsort(self, *args, **kwargs)
@@ -214,14 +214,14 @@ class Methods:
     def matmul(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.matmul(self, *args, **kwargs)
 
-    def max(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.max(self, *args, **kwargs)
+    def max(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.max(self, axis=axis, **kwargs)
 
-    def mean(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.mean(self, *args, **kwargs)
+    def mean(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.mean(self, axis=axis, **kwargs)
 
-    def min(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.min(self, *args, **kwargs)
+    def min(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.min(self, axis=axis, **kwargs)
 
     def norm(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.norm(self, *args, **kwargs)
@@ -232,8 +232,8 @@ class Methods:
     def pow(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.pow(self, *args, **kwargs)
 
-    def prod(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.prod(self, *args, **kwargs)
+    def prod(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.prod(self, axis=axis, **kwargs)
 
     def relu(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.relu(self, *args, **kwargs)
@@ -265,11 +265,11 @@ class Methods:
     def squeeze(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.squeeze(self, *args, **kwargs)
 
-    def std(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.std(self, *args, **kwargs)
+    def std(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.std(self, axis=axis, **kwargs)
 
-    def sum(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.sum(self, *args, **kwargs)
+    def sum(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.sum(self, axis=axis, **kwargs)
 
     def swap_dims(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.swap_dims(self, *args, **kwargs)
@@ -283,5 +283,38 @@ class Methods:
     def transpose(self, *args: Any, **kwargs: Any) -> Tensor:
         return _F.transpose(self, *args, **kwargs)
 
-    def var(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _F.var(self, *args, **kwargs)
+    def var(self, axis: Any = None, **kwargs: Any) -> Tensor:
+        return _F.var(self, axis=axis, **kwargs)
+
+    def ceil(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.ceil(self, *args, **kwargs)
+
+    def erf(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.erf(self, *args, **kwargs)
+
+    def flatten(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.flatten(self, *args, **kwargs)
+
+    def floor(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.floor(self, *args, **kwargs)
+
+    def gelu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.gelu(self, *args, **kwargs)
+
+    def log1p(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.log1p(self, *args, **kwargs)
+
+    def logsumexp(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.logsumexp(self, *args, **kwargs)
+
+    def round(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.round(self, *args, **kwargs)
+
+    def sign(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sign(self, *args, **kwargs)
+
+    def silu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.silu(self, *args, **kwargs)
+
+    def sort(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _F.sort(self, *args, **kwargs)

@@ -112,7 +112,8 @@ class Tensor(Methods):
         """
         if self._node is None:
             raise RuntimeError(
-                "backward: this tensor depends on no leaf, or was computed under no_grad; make one first: x = x.require_grad()"
+                "backward: this tensor depends on no leaf, or was computed under no_grad; make one first: "
+                "x = x.require_grad(), or model = model.train() for a model that was made on a plain device"
             )
         return self._node.backward(self, retain_graph, order)
 

@@ -16,6 +16,7 @@ from ._parallel import each_block
 from ._sums import total
 from .softmax import row_dots, row_sums
 
+ALONE = 1 << 18  # a matrix product of so many multiplications OpenBLAS does in the thread that asks for it
 SHORT = 16  # inner loops shorter than this cost more than what they compute
 
 
@@ -37,17 +38,23 @@ class _Parts:
 
 
 def _mixed(xp: Any, weights: list, rows: Any) -> Any:
-    """For each of some columns of weights (or one number for all rows), the sum of the rows times theirs.
+    """For each column of weights (None is ones), the sum of the rows times theirs.
 
-    NumPy has a matrix product do it, of two columns at least: products with one, and those of more numbers than a block
-    has, BLAS splits between threads of its own, which ours would wait for.
+    NumPy has matrix products do it, of two columns at least and of few rows: products with one column, and large ones,
+    BLAS may split between threads of its own, which ours would wait for.
     """
     if xp is not np or len(rows) < 2:
-        return [total(xp, rows * a, (0,), False) for a in weights]
-    columns = np.zeros((max(2, len(weights)), len(rows)), rows.dtype)
+        return [total(xp, rows if a is None else rows * a, (0,), False) for a in weights]
+    columns = np.ones((max(2, len(weights)), len(rows)), rows.dtype)
     for column, a in zip(columns, weights):
-        column[:, None] = a
-    return columns @ rows
+        if a is not None:
+            column[:] = a[:, 0]
+    step = max(2, ALONE // (len(columns) * rows.shape[1]))
+    sums = columns[:, :step] @ rows[:step]
+    for start in range(step, len(rows), step):
+        part = slice(start, start + step)
+        sums += columns[:, part] @ rows[part]
+    return sums
 
 
 def _rows(xp: Any, x: Any, axes: int) -> Any:
@@ -60,9 +67,9 @@ def _flat(xp: Any, w: Any) -> Any:
     return None if w is None else xp.ascontiguousarray(w).reshape(-1)
 
 
-def _small(xp: Any, squares: Any, bounds: Any) -> bool:
-    """Whether all squared means are small beside variances. Looking costs a wait under CuPy, so there none is."""
-    return xp is np and bool((squares <= bounds).all())
+def _none(xp: Any, column: Any) -> Any:
+    """A mask of no row. Under CuPy no row's mean is taken for small: to look is to wait."""
+    return xp.zeros(column.shape, bool)
 
 
 def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: float) -> tuple:
@@ -72,16 +79,18 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
     rows, n = source.shape
     w, b = _flat(xp, weight), _flat(xp, bias)
     m, shift, r = (xp.empty((rows, 1), x.dtype) for _ in range(3))
+    zero = x.dtype.type(0)
 
     def body(block: slice) -> None:
         x, d = source[block], target[block]
         mean = m[block] = row_sums(xp, x) / n
         xp.subtract(x, mean, out=d)
-        variance = row_dots(xp, d, d) / n
-        if _small(xp, mean * mean, variance):
-            shift[block] = 0
-        else:
-            rest = shift[block] = row_sums(xp, d) / n
+        shift[block], near, variance = 0, _none(xp, mean), None
+        if xp is np:
+            variance = row_dots(xp, d, d) / n
+            near = mean * mean <= variance
+        if variance is None or not near.all():
+            rest = shift[block] = xp.where(near, zero, row_sums(xp, d) / n)
             d -= rest
             variance = row_dots(xp, d, d) / n
         scale = r[block] = 1 / xp.sqrt(variance + eps)
@@ -91,7 +100,7 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
         if b is not None:
             d += b
 
-    each_block(xp, rows, 4 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, m, shift, r
 
 
@@ -100,27 +109,29 @@ def layer_backward(
 ) -> tuple:
     """With y = (x - m) r and h = g w:  dx = r (h - mean(h) - y mean(h y)),  dw = sum(g y),  db = sum(g).
 
-    With y = (c - s) r for a constant s per row, where c is x itself if its mean s is small, else centered and s = 0,
+    With y = (c - s) r for a constant s per row, where c is x itself where its mean s is small, else centered and s = 0,
     all sums are of g and of g c, and dx = r (h - (k c + mean(h) - k s)) with k = r mean(h y).
     """
     dx = xp.empty(x.shape, x.dtype)
     source, incoming, target = (_rows(xp, a, axes) for a in (x, g, dx))
     rows, n = source.shape
-    w = _flat(xp, weight)
+    w, zero = _flat(xp, weight), x.dtype.type(0)
     dw, db = _Parts(xp), _Parts(xp)
 
     def body(block: slice) -> None:
         g, c, h, s, scale = incoming[block], source[block], target[block], m[block], r[block]
-        offset = s * scale
-        if not _small(xp, offset * offset, 1):
-            c = c - s
-            c -= shift[block]
-            s = offset = xp.zeros_like(s)
+        near = s * scale * s * scale <= 1 if xp is np else _none(xp, s)
+        if xp is not np or not near.all():
+            c = c - xp.where(near, zero, s)
+            c -= xp.where(near, zero, shift[block])
+            s = xp.where(near, s, zero)
         product = g * c
         if needs[1] or needs[2]:
-            all_g, offset_g = _mixed(xp, [1, offset], g)
-            db.add(block, all_g)
-            dw.add(block, _mixed(xp, [scale], product)[0] - offset_g)
+            sums = _mixed(xp, [None, s * scale] if xp is np else [None], g)
+            db.add(block, sums[0])
+        if needs[1]:
+            part = _mixed(xp, [scale], product)[0]
+            dw.add(block, part - sums[1] if xp is np else part)
         if needs[0]:
             h_sum = row_sums(xp, g) if w is None else row_dots(xp, g, w)
             hc_sum = row_sums(xp, product) if w is None else row_dots(xp, product, w)
@@ -134,7 +145,7 @@ def layer_backward(
                 h -= product
             h *= scale
 
-    each_block(xp, rows, 4 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return (
         dx if needs[0] else None,
@@ -156,7 +167,7 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
         if w is not None:
             y *= w
 
-    each_block(xp, rows, 4 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     return out, r
 
 
@@ -182,7 +193,7 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
                 h -= product
             h *= scale
 
-    each_block(xp, rows, 4 * n * x.itemsize, body)
+    each_block(xp, rows, 2 * n * x.itemsize, body)
     shape = x.shape[x.ndim - axes :]
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..dtypes import FLOAT32, HALF
-from ..tensor import Tensor
-from ._common import cast
-
 
 def meet(size: int, count: int, start: int, stride: int) -> tuple[slice, slice]:
     """Return the outputs o of `count` whose tap at start + stride * o lies in an axis of `size`, and these places.
@@ -45,8 +41,3 @@ def window_count(size: int, kernel: int, stride: int, low: int, high: int, dilat
             f"padded by {low} and {high}; use a smaller kernel, or padding={-(-(reach - size) // 2)}"
         )
     return (size + low + high - reach) // stride + 1
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return half types as float32, so that what passes from one axis to the next is not rounded."""
-    return cast(x, FLOAT32) if x.dtype in HALF else x

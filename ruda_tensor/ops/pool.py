@@ -14,7 +14,8 @@ from ..dtypes import BOOL, FLOATING, INT8, INT32
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
-from ._windows import meet, per_axis, wide, window_count
+from ._numerics import single
+from ._windows import meet, per_axis, window_count
 from .dropout import masked
 
 __all__ = ["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"]
@@ -161,7 +162,7 @@ def _max_pool(
 ) -> Tensor:
     x = as_tensor(x, None, name)
     windows = _windows(name, x, kernel, stride, padding, dilation, ceil, axes)
-    y = wide(x)
+    y = single(x)
     for axis, window, count in windows:
         y = apply(_max, (y,), {"axis": axis, "window": window, "count": count})
     return cast(y, x.dtype)
@@ -213,7 +214,7 @@ def _avg_pool(
 ) -> Tensor:
     x = floating(x, name)
     windows = _windows(name, x, kernel, stride, padding, 1, ceil, axes)
-    y, counts = wide(x), np.ones((1,) * axes)
+    y, counts = single(x), np.ones((1,) * axes)
     for axis, window, count in windows:
         y = apply(_sum, (y,), {"axis": axis, "window": window, "count": count})
         covered = _covered(x.shape[axis], count, window, include)

@@ -10,7 +10,8 @@ import numpy as np
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
-from ._windows import meet, per_axis, wide, window_count
+from ._numerics import single
+from ._windows import meet, per_axis, window_count
 from .shape import permute_dims, reshape
 
 __all__ = ["fold", "interpolate", "unfold"]
@@ -111,7 +112,7 @@ def fold(
             f"rt.unfold(images, {kernel_size!r}, ...) returns, with the same settings"
         )
     n, c = x.shape[0], x.shape[1] // taps
-    y = permute_dims(reshape(wide(x), (n, c, rows[0], columns[0], u, v)), (0, 1, 2, 4, 3, 5))
+    y = permute_dims(reshape(single(x), (n, c, rows[0], columns[0], u, v)), (0, 1, 2, 4, 3, 5))
     y = apply(_fold, (y,), {"axis": 2, "window": rows, "size": h})
     return cast(apply(_fold, (y,), {"axis": 3, "window": columns, "size": w}), x.dtype)
 
@@ -237,7 +238,7 @@ def interpolate(
         raise ValueError(f"{name}: x of shape {x.shape} has an empty axis, and there is nothing to read from")
     sizes, factors = _sizes(x, size, scale_factor)
     x = x if kind == "nearest" else floating(x, name)
-    y = wide(x) if kind != "nearest" else x
+    y = single(x) if kind != "nearest" else x
     for axis in reversed(range(2, x.ndim)):
         table, back = _tables(x.shape[axis], sizes[axis - 2], kind, align_corners, factors[axis - 2])
         y = apply(_resample, (y,), {"axis": axis, "table": table, "back": back})

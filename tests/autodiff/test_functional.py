@@ -81,6 +81,18 @@ def test_jacobian_shapes():
     assert [b.item() for b in both] == [3.0, 2.0]
 
 
+def test_vectors_pair_with_dicts_by_key_and_not_by_order():
+    a, b = t([1.0, 2.0]), t([3.0, 4.0])
+    product = hvp(lambda d: (d["a"] * d["b"]).sum(), {"a": a, "b": b}, {"b": t([5.0, 6.0]), "a": t([0.0, 0.0])})
+    assert product["a"].tolist() == [5.0, 6.0] and product["b"].tolist() == [0.0, 0.0]
+    _, pull = vjp(lambda x: [{"a": x, "b": 2.0 * x}], a)
+    assert pull([{"b": t([1.0, 1.0]), "a": t([0.0, 0.0])}])[0].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match=r"vjp: the keys \['a'\]"):
+        pull([{"a": a}])
+    with pytest.raises(TypeError, match="hvp: a dict was given for a list"):
+        hvp(lambda x: (x[0] * x[1]).sum(), [a, b], {"b": b, "a": a})
+
+
 def test_vjp_of_several_results():
     x = t([1.0, 2.0])
     (y, z), pull = vjp(lambda x: (x * 2.0, (x * x).sum()), x)

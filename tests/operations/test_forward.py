@@ -59,7 +59,7 @@ def reversed_view(a: np.ndarray) -> np.ndarray:
 
 
 @each(ROWS)
-def test_SHAPE_09_strided_views_give_the_same_bits_and_stay_unchanged(row):
+def test_SHAPE_09_strided_views_give_the_same_values_and_stay_unchanged(row):
     arrays = arrays_of(row)
     copies = tensors(arrays)
     views = [rt.Tensor._wrap(reversed_view(a), rt.Cpu()) for a in arrays]
