@@ -79,7 +79,7 @@ class Walk:
             g = rt.astype(g, node.dtype)
         if old is None:
             grads[node] = g
-            heappush(self.heap, (node.order, node))
+            heappush(self.heap, (node.age, node))
         elif node in self.owned:
             with g.device.guard():
                 g.device.xp.add(old._data, g._data, out=old._data)
@@ -123,7 +123,7 @@ class Walk:
                     data = gradient._data
                     if parent not in grads and data.shape == parent.shape and data.dtype is parent.dtype:
                         grads[parent] = gradient
-                        heappush(heap, (parent.order, parent))
+                        heappush(heap, (parent.age, parent))
                     else:
                         add(parent, gradient)
             if not retain:
@@ -134,7 +134,7 @@ class Walk:
         waiting: Any = self.grads.get(node)
         if waiting is None:
             waiting = self.grads[node] = [None] * count  # type: ignore[assignment]
-            heappush(self.heap, (node.order, node))
+            heappush(self.heap, (node.age, node))
         waiting[index] = g
 
     def with_out(self, node: Node, g: Tensor) -> list:

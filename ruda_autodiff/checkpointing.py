@@ -171,7 +171,7 @@ class _Restored:
     """A node as the plain tape would have it, for the length of one pull."""
 
     def __init__(self, node: Node) -> None:
-        self.parents, self.shape, self.dtype, self.order = node.parents, node.shape, node.dtype, node.order
+        self.parents, self.shape, self.dtype, self.age = node.parents, node.shape, node.dtype, node.age
         self.kept: Any = None
         self.plan: Any = None
 

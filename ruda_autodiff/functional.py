@@ -42,8 +42,8 @@ class Recording:
             fresh = tuple(map_tensors(self._fresh, a) if i in chosen else a for i, a in enumerate(args))
             if not self.inputs:
                 raise TypeError(f"{name}: argument {argnums} holds no tensor of a floating dtype to differentiate by")
-            orders = [x._node.order for x in self.inputs]
-            self.until, self.since = min(orders), max(orders)
+            ages = [x._node.age for x in self.inputs]
+            self.until, self.since = min(ages), max(ages)
             self.arguments = [fresh[i] for i in argnums]
             self.value = f(*fresh, **kwargs)
 
@@ -60,7 +60,7 @@ class Recording:
         walk = Walk(retain or self.differentiable, order)
         with _Setting(recording=self.differentiable, order=order):
             for root, seed in zip(roots, seeds, strict=True):
-                if root._node is not None and root._node.order <= self.since:
+                if root._node is not None and root._node.age <= self.since:
                     walk.add(root._node, seed)
             walk.run(until=self.until)
             found = {x._node: walk.grads.get(x._node) for x in self.inputs}

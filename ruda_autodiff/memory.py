@@ -66,7 +66,7 @@ def _nodes(starts: list[Node], leaf_arrays: set[int]) -> list[Node]:
         for x in _tensors(node.kept):
             if x._node is not None and x._node.is_leaf:
                 leaf_arrays.add(id(_base(x._data)))
-    return sorted(seen, key=lambda node: node.order)
+    return sorted(seen, key=lambda node: node.age)
 
 
 def _tensors(kept: Any) -> list[Tensor]:

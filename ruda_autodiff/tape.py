@@ -53,10 +53,10 @@ class Node:
     `plan` says which rules to run and what they need (None for a leaf; an operation without per-input rules is its
     own plan). `kept` holds tensors and static values in the plan's order; the result, where a rule needs it, is kept
     as a bare array, since a tensor would point back to this node. `parents` is None once backward has consumed it.
-    `order` is minus the creation number: a heap pops the newest first, and every user of a node is newer than it.
+    `age` is minus the creation number: a heap pops the newest first, and every user of a node is newer than it.
     """
 
-    __slots__ = ("plan", "parents", "kept", "order", "shape", "dtype", "trace", "__weakref__")
+    __slots__ = ("plan", "parents", "kept", "age", "shape", "dtype", "trace", "__weakref__")
     plan: Any
     parents: tuple[Node | None, ...] | None
     kept: Any
@@ -99,7 +99,7 @@ class Node:
         node.plan = plan
         node.parents = parents
         node.kept = kept
-        node.order = -_count()
+        node.age = -_count()
         data = out._data
         node.shape = data.shape
         node.dtype = data.dtype
@@ -123,7 +123,7 @@ class Node:
         """Make the node of an operation that is no primitive and give it to the operation's result."""
         node = _new(type(self))
         node.plan, node.parents, node.kept = op, parents, (kept, static)
-        node.order = -_count()
+        node.age = -_count()
         node.shape, node.dtype = out.shape, out.dtype
         out._node = node
         if mode.anomaly:
@@ -163,7 +163,7 @@ def make_leaf(x: Tensor, kind: type[Node] = Node) -> Node:
     node = _new(kind)
     node.plan = node.kept = None
     node.parents = ()
-    node.order = -_count()
+    node.age = -_count()
     node.shape, node.dtype = x.shape, x.dtype
     return node
 

@@ -126,7 +126,7 @@ def operations_on(roots: list[Tensor], recording: Recording) -> list[Any]:
     seen, found = set(), {}
     while waiting:
         node = waiting.pop()
-        if id(node) in seen or node.order > recording.until:
+        if id(node) in seen or node.age > recording.until:
             continue
         seen.add(id(node))
         if isinstance(node.op, (Primitive, Composite)) and node.op.name != "input":
