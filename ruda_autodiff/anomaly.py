@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ruda_tensor.dtypes import HALF
 from ruda_tensor.tensor import Tensor
 
-from .tape import _Setting
-
-if TYPE_CHECKING:
-    from .tape import Node
+from .tape import Node, _Setting
 
 
 class AnomalyError(RuntimeError):
@@ -31,6 +28,7 @@ def anomaly_mode() -> Any:
     ...         print(str(error).splitlines()[0])
     backward: the derivative of 'sqrt' made the first NaN, in a gradient of shape (1,)
     """
+    Node.traces = True
     return _Setting(anomaly=True)
 
 

@@ -57,6 +57,7 @@ class Node:
     """
 
     __slots__ = ("plan", "parents", "kept", "age", "shape", "dtype", "trace", "__weakref__")
+    traces = False  # True once anomaly mode has been used: reading a thread's mode costs as much as making a tensor
     plan: Any
     parents: tuple[Node | None, ...] | None
     kept: Any
@@ -104,7 +105,7 @@ class Node:
         node.shape = data.shape
         node.dtype = data.dtype
         out._node = node
-        if mode.anomaly:
+        if Node.traces and mode.anomaly:
             node.trace = traceback.extract_stack(limit=24)[:-3]
 
     @staticmethod
@@ -126,7 +127,7 @@ class Node:
         node.age = -_count()
         node.shape, node.dtype = out.shape, out.dtype
         out._node = node
-        if mode.anomaly:
+        if Node.traces and mode.anomaly:
             node.trace = traceback.extract_stack(limit=24)[:-3]
 
     def record_variadic(self, op: Variadic, inputs: tuple, static: dict | None, out: Tensor, parents: tuple) -> None:

@@ -16,30 +16,30 @@ class Methods:
 
     __slots__ = ()
 
-    # arithmetic
+    # arithmetic; the first four are the hottest, and leave it to the function to refuse a foreign operand
     def __add__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.add(self, other)
+        return _F.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.add(other, self)
+        return _F.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.subtract(self, other)
+        return _F.subtract(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.subtract(other, self)
+        return _F.subtract(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.multiply(self, other)
+        return _F.multiply(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.multiply(other, self)
+        return _F.multiply(other, self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.divide(self, other)
+        return _F.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return NotImplemented if isinstance(other, _FOREIGN) else _F.divide(other, self)
+        return _F.divide(other, self)
 
     def __floordiv__(self, other: Any) -> Tensor:
         return NotImplemented if isinstance(other, _FOREIGN) else _F.floor_divide(self, other)
