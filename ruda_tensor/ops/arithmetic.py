@@ -22,9 +22,12 @@ __all__ = [
 _add = Primitive("add", lambda xp, x, y: xp.add(x, y), dx=lambda g: g, dy=lambda g: g)
 _subtract = Primitive("subtract", lambda xp, x, y: xp.subtract(x, y), dx=lambda g: g, dy=lambda g: -g)
 _multiply = Primitive("multiply", lambda xp, x, y: xp.multiply(x, y), dx=lambda g, y: g * y, dy=lambda g, x: g * x)
-_DIVIDE = {"dx": lambda g, y: g / y, "dy": lambda g, y, out: -(g * out / y)}
-_divide = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), poles=True, **_DIVIDE)
-_divide_by_number = Primitive("divide", lambda xp, x, y: xp.true_divide(x, y), **_DIVIDE)  # no pole, so no care for one
+_divide = Primitive(
+    "divide", lambda xp, x, y: xp.true_divide(x, y), poles=True, dx=lambda g, y: g / y, dy=lambda g, y, out: -(g * out / y)
+)
+_divide_by_number = Primitive(  # a number has no gradient, and is no pole, so no care is taken for one
+    "divide", lambda xp, x, y: xp.true_divide(x, y), dx=lambda g, y: g / y
+)
 
 
 def add(x: Any, y: Any) -> Tensor:
