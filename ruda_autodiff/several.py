@@ -27,7 +27,7 @@ class Own:
         return self
 
     def pull(self, walk: Any, node: Node, g: Any) -> list:
-        raise NotImplementedError
+        raise TypeError(f"{self.name}: an operation that is its own plan says how to pull: def pull(self, walk, node, g)")
 
 
 class Pick(Own):

@@ -77,10 +77,9 @@ class Rule:
 
         def body(block: slice) -> None:
             scratch = [xp.empty(block.stop - block.start, p.dtype) for _ in range(self.scratch)]
-            with np.errstate(all="ignore"):  # other threads do not have the setting of the optimizer's
-                kernel(xp, *[a[block] for a in flat], *scratch)
+            kernel(xp, *[a[block] for a in flat], *scratch)
 
-        each_block(xp, p.size, 2 * p.itemsize, body)  # blocks of half a MiB: several arrays of one pass are in use
+        each_block(xp, p.size, 2 * p.itemsize, body)  # smaller blocks than usual: several arrays are in use at once
 
     def __repr__(self) -> str:
         return type(self).__name__
