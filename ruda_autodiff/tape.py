@@ -147,6 +147,12 @@ class Node:
         if mode.recording:
             self.attach(op, tuple([x._node if isinstance(x, Tensor) else None for x in inputs]), None, static, out)
 
+    def record_results(self, op: Any, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+        """Return `results` on the tape as those of one operation, whose `op.pull(walk, node, g)` gets a list."""
+        from .several import attach_results
+
+        return attach_results(op, self, inputs, None, results)
+
     def backward(self, root: Tensor, retain_graph: bool, order: int) -> Any:
         from .backward import backward
 

@@ -161,7 +161,9 @@ class Tensor(Methods):
     def __iter__(self) -> Iterator[Tensor]:
         if self.ndim == 0:
             raise TypeError("iter: a 0-d tensor cannot be iterated over; its value is x.item()")
-        return (self[i] for i in range(self.shape[0]))
+        from .ops.join import unstack
+
+        return iter(unstack(self))  # one gradient for all rows, not one of full size for each
 
     def __repr__(self) -> str:
         from .printing import describe

@@ -1,9 +1,10 @@
 """Joining, splitting and repeating tensors, and padding."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..creation import zeros
 from ..dtypes import promote_types, weak_result
 from ..operation import Primitive, Variadic, apply
 from ..tensor import Tensor
@@ -89,6 +90,37 @@ def stack(arrays: Any, /, *, axis: int = 0) -> Tensor:
     return apply(_stack, tuple(tensors), {"axis": axis})
 
 
+class _Pieces:
+    """Views of one tensor whose gradients are joined at once; picked one by one, n of them would cost n full gradients."""
+
+    joint, computes, memory_bound, pulls = True, False, False, None
+
+    def __init__(self, name: str, shapes: list[tuple[int, ...]], axis: int, join: Callable) -> None:
+        self.name, self.shapes, self.axis, self.join = name, shapes, axis, join
+
+    @property
+    def op(self) -> _Pieces:
+        return self
+
+    def pull(self, walk: Any, node: Any, g: list) -> list:
+        """Return the joined gradient; a piece that took no part counts as zeros."""
+        like = next(part for part in g if part is not None)
+        parts = [
+            zeros(shape, dtype=like.dtype, device=like.device) if part is None else part
+            for part, shape in zip(g, self.shapes, strict=True)
+        ]
+        return [(node.parents[0], self.join(parts, axis=self.axis))]
+
+
+def _pieces(name: str, x: Tensor, keys: list[tuple], axis: int, join: Callable) -> tuple[Tensor, ...]:
+    """The views of `x` that the keys name, on the tape as the results of one operation."""
+    parts = [Tensor._wrap(x._data[key], x.device) for key in keys]
+    if x._node is None or not parts:
+        return tuple(parts)
+    op = _Pieces(name, [part.shape for part in parts], axis, join)
+    return tuple(x._node.record_results(op, (x,), parts))
+
+
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices of `x` along `axis`, each without that axis: the inverse of `stack`.
 
@@ -100,7 +132,7 @@ def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     x = as_tensor(x, None, "unstack")
     axis = normalize_axis(axis, x.ndim, "unstack")
     before = (slice(None),) * axis
-    return tuple([getitem(x, (*before, i)) for i in range(x.shape[axis])])
+    return _pieces("unstack", x, [(*before, i, ...) for i in range(x.shape[axis])], axis, stack)
 
 
 def split(x: Tensor, sizes: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
@@ -125,11 +157,11 @@ def split(x: Tensor, sizes: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
             f"split: the pieces {cuts} must be sizes that add up to {total}, the size of axis {axis}; "
             f"for n equal pieces: rt.chunk(x, n, axis={axis})"
         )
-    before, parts, start = (slice(None),) * axis, [], 0
+    before, keys, start = (slice(None),) * axis, [], 0
     for n in cuts:
-        parts.append(getitem(x, (*before, slice(start, start + n))))
+        keys.append((*before, slice(start, start + n)))
         start += n
-    return tuple(parts)
+    return _pieces("split", x, keys, axis, concat)
 
 
 def chunk(x: Tensor, count: int, /, *, axis: int = 0) -> tuple[Tensor, ...]:

@@ -342,3 +342,19 @@ def test_DTYPE_02_a_leaf_used_many_times_sums_its_gradient_in_float32(dtype, dev
         y = y + x
     g = y.backward()[x]
     assert g.dtype == getattr(rt, dtype) and g.astype(rt.float32).item() == 4096.0
+
+
+@pytest.mark.parametrize("cut", ["iter", "unstack", "split"])
+def test_pieces_of_a_tensor_share_one_gradient_node(cut, device):
+    x = leaf(np.arange(12.0).reshape(4, 3), device=device)
+    parts = {"iter": list, "unstack": rt.unstack, "split": lambda x: rt.split(x, [1, 2, 1])}[cut](x)
+    owners = {part._node.parents[0] for part in parts}
+    assert len(owners) == 1
+    loss = (parts[0] * 2.0).sum() + (parts[2] * parts[2]).sum()  # parts[1] takes no part
+    g = loss.backward()[x].numpy()
+    row = 2 if cut != "split" else 3
+    expected = np.zeros((4, 3))
+    expected[0], expected[row] = 2.0, 2.0 * np.arange(12.0).reshape(4, 3)[row]
+    np.testing.assert_array_equal(g, expected)
+    cubes = grad(lambda t: sum(((row * row * row).sum() for row in t), rt.zeros((), dtype=t.dtype, device=device)))
+    np.testing.assert_allclose(grad(lambda t: cubes(t).sum())(x.detach()).numpy(), 6.0 * np.arange(12.0).reshape(4, 3))
