@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import ruda_autodiff  # noqa: F401  (the tape: a test file that is run alone needs it too)
 import ruda_tensor as rt
 from ruda_tensor.devices import Device
 

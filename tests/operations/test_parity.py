@@ -47,7 +47,7 @@ def test_gradients(row, dtype):
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             scale = float(np.abs(wide(a)).max(initial=0.0)) + 1.0
-            np.testing.assert_allclose(wide(b), wide(a), rtol=10 * rtol, atol=10 * atol * scale)
+            np.testing.assert_allclose(wide(b), wide(a), rtol=rtol, atol=atol * scale)
 
 
 @each([row for row in ROWS if row.order >= 1])
