@@ -4,10 +4,9 @@ from __future__ import annotations
 from typing import Any
 
 import ruda_tensor as rt
-from ruda_autodiff import Autodiff
-from ruda_tensor.devices import resolve_device
 
 from .config import Config, is_whole
+from .creation import Creation
 from .initializers import Initializer, KaimingUniform
 from .module import Module
 from .param import Param
@@ -31,6 +30,7 @@ class Linear(Module):
 class LinearConfig(Config):
     """Settings of `Linear`: sizes, `bias` (True), `initializer` (U(-k, k) with k = 1/sqrt(d_in), bias included).
 
+    >>> from ruda_autodiff import Autodiff
     >>> LinearConfig(2, 1).init(Autodiff(rt.Cpu())).weight.is_require_grad()
     True
     """
@@ -45,8 +45,7 @@ class LinearConfig(Config):
         for field in ("d_in", "d_out"):
             self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
         self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
-        fill = (self.initializer or KaimingUniform()).fill
-        place, target = resolve_device(device), device if isinstance(device, Autodiff) else resolve_device(device)
-        weight = Param(fill((self.d_in, self.d_out), self.d_in, self.d_out, place), device=target)
-        bias = Param(fill((self.d_out,), self.d_in, self.d_out, place), device=target) if self.bias else None
+        make, initializer = Creation(device), self.initializer or KaimingUniform()
+        weight = make.param(initializer, (self.d_in, self.d_out), self.d_in, self.d_out)
+        bias = make.param(initializer, (self.d_out,), self.d_in, self.d_out) if self.bias else None
         return Linear(weight=weight, bias=bias)
