@@ -9,13 +9,13 @@ from .device import Autodiff
 from .functional import grad, hessian, hvp, jacobian, value_and_grad, vjp
 from .gradients import Gradients
 from .memory import MemoryReport, memory_report
-from .tape import enable_grad, is_recording, no_grad, record
+from .tape import enable_grad, is_recomputing, is_recording, no_grad, record
 from .trees import map_tensors, tensors_of
 
 __all__ = [
     "AnomalyError", "Autodiff", "Gradients", "GraphConsumed", "HigherDerivativeUnsupported", "MemoryReport",
-    "anomaly_mode", "checkpoint", "custom_gradient", "detach", "enable_grad", "grad", "hessian", "hvp", "is_recording",
-    "jacobian", "map_tensors", "memory_report", "no_grad", "record", "tensors_of", "value_and_grad", "vjp",
+    "anomaly_mode", "checkpoint", "custom_gradient", "detach", "enable_grad", "grad", "hessian", "hvp", "is_recomputing",
+    "is_recording", "jacobian", "map_tensors", "memory_report", "no_grad", "record", "tensors_of", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def checkpoint(f: Callable) -> Callable:
             return value
 
         def again() -> list[Tensor]:
-            with replaying(drawn), _Setting(recording=True, order=order):
+            with replaying(drawn), _Setting(recording=True, order=order, recomputing=True):
                 return [y for y in tensors_of(f(*args, **kwargs)) if y._node is not None]
 
         recorder = tracked[0]._node

@@ -26,19 +26,21 @@ class Mode(threading.local):
 
     `order` 2 records composites as the primitives of their expressions, which can be differentiated again.
     `depth` counts the functional transforms that are running, so that an inner one knows it will be differentiated.
+    `recomputing` is on while `checkpoint` runs a function again, whose effects have happened already.
     """
 
     recording = True
     order = 1
     depth = 0
     anomaly = False
+    recomputing = False
 
     def __init__(self) -> None:
         self.settings: list[_Setting] = []  # those in force, the newest last
 
     def apply(self) -> None:
         """Set the fields to their defaults, overridden by the settings in force."""
-        self.recording, self.order, self.depth, self.anomaly = True, 1, 0, False
+        self.recording, self.order, self.depth, self.anomaly, self.recomputing = True, 1, 0, False, False
         for setting in self.settings:
             for name, value in setting.fields.items():
                 setattr(self, name, value)
@@ -264,3 +266,14 @@ def is_recording() -> bool:
     True
     """
     return mode.recording
+
+
+def is_recomputing() -> bool:
+    """Return whether this thread is in a function that `checkpoint` runs again for its gradients.
+
+    A function with an effect, such as counting its calls, leaves it out then: the forward had it already.
+
+    >>> is_recomputing()
+    False
+    """
+    return mode.recomputing

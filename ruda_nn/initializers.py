@@ -4,7 +4,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import ruda_tensor as rt
+from ruda_tensor.devices import resolve_device
 
 from .config import Config, is_number
 
@@ -35,6 +38,28 @@ class Constant(Initializer):
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
         self.require(is_number(self.value), "value", "a finite number")
         return rt.full(shape, float(self.value), device=device)
+
+
+class Ones(Initializer):
+    """Every number is 1.
+
+    >>> Ones().fill((2,), 1, 1, rt.Cpu()).numpy()
+    array([1., 1.], dtype=float32)
+    """
+
+    def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        return rt.ones(shape, device=device)
+
+
+class Zeros(Initializer):
+    """Every number is 0.
+
+    >>> Zeros().fill((2,), 1, 1, rt.Cpu()).numpy()
+    array([0., 0.], dtype=float32)
+    """
+
+    def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        return rt.zeros(shape, device=device)
 
 
 class Uniform(Initializer):
@@ -82,9 +107,7 @@ class KaimingUniform(Initializer):
     fan_out_only: bool = False
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
-        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
-        fan = fan_out if self.fan_out_only else fan_in
-        bound = math.sqrt(3.0) * self.gain / math.sqrt(fan)
+        bound = math.sqrt(3.0) * _scale(self, fan_out if self.fan_out_only else fan_in)
         return rt.random.uniform(shape, low=-bound, high=bound, device=device)
 
 
@@ -99,9 +122,7 @@ class KaimingNormal(Initializer):
     fan_out_only: bool = False
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
-        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
-        fan = fan_out if self.fan_out_only else fan_in
-        return rt.random.normal(shape, std=self.gain / math.sqrt(fan), device=device)
+        return rt.random.normal(shape, std=_scale(self, fan_out if self.fan_out_only else fan_in), device=device)
 
 
 class XavierUniform(Initializer):
@@ -114,6 +135,63 @@ class XavierUniform(Initializer):
     gain: float = 1.0
 
     def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
-        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
-        bound = self.gain * math.sqrt(6.0 / (fan_in + fan_out))
+        bound = math.sqrt(6.0) * _scale(self, fan_in + fan_out)
         return rt.random.uniform(shape, low=-bound, high=bound, device=device)
+
+
+class XavierNormal(Initializer):
+    """N(0, std^2) with std = gain sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010, eq. 12, as a normal).
+
+    >>> XavierNormal().fill((3, 2), 3, 2, rt.Cpu()).shape
+    (3, 2)
+    """
+
+    gain: float = 1.0
+
+    def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        std = math.sqrt(2.0) * _scale(self, fan_in + fan_out)
+        return rt.random.normal(shape, std=std, device=device)
+
+
+class Orthogonal(Initializer):
+    """gain times a random matrix of orthonormal rows or columns, whichever are fewer (Saxe et al. 2014, section 3).
+
+    A shape (n, ...) is taken as a matrix of n rows. It is Q of a QR decomposition of normal numbers, each column times
+    the sign of R's diagonal, which makes all orthogonal matrices equally likely (Mezzadri 2007, section 5). Computed in
+    float64 on the host, so that every device gets the same.
+
+    Errors: ValueError for a shape of fewer than two axes, such as that of a bias.
+
+    >>> q = Orthogonal().fill((2, 3), 3, 2, rt.Cpu())
+    >>> (q @ rt.matrix_transpose(q)).numpy().round(6) + 0.0
+    array([[1., 0.],
+           [0., 1.]], dtype=float32)
+    """
+
+    gain: float = 1.0
+
+    def fill(self, shape: tuple[int, ...], fan_in: int, fan_out: int, device: Any) -> rt.Tensor:
+        self.require(is_number(self.gain) and self.gain > 0.0, "gain", "a number > 0")
+        if len(shape) < 2:
+            raise ValueError(
+                f"Orthogonal: a shape {tuple(shape)} has no rows and columns; it is for weights: give the layer bias=False, or "
+                "replace its weight alone: dataclasses.replace(layer, weight=Param(Orthogonal().fill(shape, 1, 1, device)))"
+            )
+        rows, columns = shape[0], math.prod(shape[1:])
+        place = resolve_device(device)
+        drawn = rt.random.normal((max(rows, columns), min(rows, columns)), dtype=rt.float64, device=rt.Cpu()).numpy()
+        q, r = np.linalg.qr(drawn)
+        q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
+        q = (q if rows >= columns else q.T).reshape(shape)
+        return rt.tensor(q * self.gain, dtype=place.float_dtype, device=place)
+
+
+def _scale(initializer: Any, fan: int) -> float:
+    """gain / sqrt(fan), after checking both."""
+    initializer.require(is_number(initializer.gain) and initializer.gain > 0.0, "gain", "a number > 0")
+    if fan < 1:
+        raise ValueError(
+            f"{type(initializer).__name__}: needs the number of inputs and outputs of the layer, got a fan of {fan}; "
+            "give both to fill, or use Normal(0.0, 0.02)"
+        )
+    return initializer.gain / math.sqrt(fan)

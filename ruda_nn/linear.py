@@ -23,6 +23,8 @@ class Linear(Module):
     weight: Param
     bias: Param | None = None
 
+    transposed_in_torch = ("weight",)
+
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return rt.linear(x, self.weight, self.bias)
 

@@ -3,25 +3,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, dataclass_transform
 
 import ruda_tensor as rt
 from ruda_autodiff import Autodiff
 from ruda_tensor.devices import resolve_device
-from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
+from ruda_tensor.dtypes import FLOATING, HALF, FloatDType, as_dtype
 from ruda_tensor.tensor import Tensor
 
+from .buffers import Buffer
 from .param import Param
-from .records import pack_params, restore_params
+from .records import pack_params, restored
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Module:
     """Base of models and layers: a subclass is a frozen dataclass of its annotated fields.
 
-    Fields hold parameters, modules, lists or dicts of them, or plain settings. There is no registration: the fields
-    are the model. Change is functional: `map`, `to_dtype`, `valid` and the rest return a new module.
+    Fields hold parameters, buffers, modules, lists or dicts of them, or plain settings. There is no registration: the
+    fields are the model. Change is functional: `map`, `to_dtype`, `valid` and the rest return a new module.
 
     >>> import ruda_tensor as rt
     >>> class Scale(Module):
@@ -56,6 +57,11 @@ class Module:
                     f"{type(self).__name__}: {field.name} is a Param, got {type(value).__name__} {value!r}; give Param(tensor), "
                     "or make a layer from its settings: LinearConfig(2, 1).init(device)"
                 )
+            if declared == "Buffer" and not isinstance(value, Buffer):
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} is a Buffer, got {type(value).__name__}; "
+                    f"{type(self).__name__}({field.name}=Buffer(tensor))"
+                )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} has no forward; define one: def forward(self, x): ...")
@@ -66,7 +72,18 @@ class Module:
     # the walker
     def named_params(self) -> list[tuple[str, Param]]:
         """Return (path, parameter) for every place that holds one, in declaration order; tied ones come each time."""
-        return list(_walk(self, ""))
+        return [(path, p) for path, p in _walk(self, "") if isinstance(p, Param)]
+
+    def named_buffers(self) -> list[tuple[str, Buffer]]:
+        """Return (path, buffer) for every place that holds one, in declaration order; shared ones come each time."""
+        return [(path, b) for path, b in _walk(self, "") if isinstance(b, Buffer)]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return path -> values of every parameter and buffer, untracked, in declaration order.
+
+        They are tensors, which nothing changes: later training does not reach them.
+        """
+        return {path: leaf.value if isinstance(leaf, Buffer) else leaf.detach() for path, leaf in _walk(self, "")}
 
     def visit(self, function: Callable[[str, Param], Any]) -> None:
         """Call `function(path, parameter)` for every place that holds a parameter."""
@@ -80,7 +97,7 @@ class Module:
     def params(self) -> list[Param]:
         """Return each distinct parameter once, where it first comes up in declaration order."""
         distinct: dict[tuple[str, bool], Param] = {}
-        for _, p in _walk(self, ""):
+        for _, p in self.named_params():
             _check_tie(distinct.setdefault((p.id, p.trainable), p), p)
         return list(distinct.values())
 
@@ -91,7 +108,8 @@ class Module:
     def map(self, function: Callable[[Param], Any], **settings: Any) -> Any:
         """Return the module with every parameter replaced by `function(parameter)`; ties stay ties.
 
-        `settings` replaces plain fields of that name in every module inside, such as `training=False`.
+        `settings` replaces plain fields of that name in every module inside, such as `training=False`. Both modules
+        share their buffers, since the new one is meant to go on in the place of the old.
         """
         return _Rebuild(function, settings).of(self)
 
@@ -101,16 +119,37 @@ class Module:
 
     # changes
     def to_dtype(self, dtype: FloatDType | Any) -> Any:
-        """Return the module with its floats stored in `dtype`: new leaves with the same ids, ties and flags."""
-        wanted = as_dtype(dtype)
-        if wanted not in FLOATING:
-            raise TypeError(f"to_dtype: {wanted} is not a float; give FloatDType.F16, BF16, F32 or F64")
-        return self.map(lambda p: p.like(rt.astype(p.detach(), wanted)._data if p.dtype in FLOATING else p._data))
+        """Return the module with its floats stored in `dtype`: new leaves with the same ids, ties and flags.
+
+        Buffers follow to float32 and float64; a half `dtype` leaves them as they are, since a running average that
+        moves by less than a unit in the last place would stand still.
+        """
+        wanted = _float_dtype("to_dtype", dtype)
+
+        def state(b: Buffer) -> Tensor:
+            return rt.astype(b.value, wanted) if b.dtype in FLOATING and wanted not in HALF else b.value
+
+        return _Rebuild(lambda p: _cast(p, wanted), {}, cell=state).of(self)
+
+    def to_dtype_selected(self, dtype: FloatDType | Any, ids: Iterable[str | Param]) -> Any:
+        """As `to_dtype`, for the parameters of these ids alone (or for these parameters); buffers stay as they are.
+
+        Errors: ValueError for an id that no parameter of this module has.
+        """
+        wanted = _float_dtype("to_dtype_selected", dtype)
+        chosen = {ids} if isinstance(ids, str) else {p.id if isinstance(p, Param) else p for p in ids}
+        unknown = chosen - {p.id for p in self.params()}
+        if unknown:
+            raise ValueError(
+                f"to_dtype_selected: no parameter has the id {', '.join(map(repr, sorted(map(str, unknown))))}; "
+                "take them from this model: [p for p in model.params() if ...]"
+            )
+        return _Rebuild(lambda p: _cast(p, wanted) if p.id in chosen else p.like(p._data), {}, cell=_held).of(self)
 
     def to_device(self, device: Any) -> Any:
         """Return the module on a device, with the same ids, ties and flags; parameters are leaves there.
 
-        Tensors in plain fields move too.
+        Buffers, and tensors in plain fields, move too.
         """
         return self._moved(resolve_device(device))
 
@@ -125,58 +164,69 @@ class Module:
         return self._moved(place, tracked=True, strategy=device.checkpointing)
 
     def _moved(self, place: Any, **changes: Any) -> Any:
-        def move(x: Tensor) -> Any:
-            return x.detach().to_device(place)._data
+        def param(p: Param) -> Param:
+            return p.like(p.detach().to_device(place)._data, device=place, **changes)
 
-        return _Rebuild(lambda p: p.like(move(p), device=place, **changes), {}, lambda x: x.to_device(place)).of(self)
+        return _Rebuild(param, {}, lambda x: x.to_device(place), lambda b: b.value.to_device(place)).of(self)
 
     def no_grad(self) -> Any:
         """Return the module with every parameter frozen: no gradient and no update, training mode as it was.
 
         The way back is `module.map(lambda p: p.require_grad())`.
         """
-        return self.map(lambda p: p.set_require_grad(False))
+        return _Rebuild(lambda p: p.set_require_grad(False), {}, cell=_held).of(self)
 
     def valid(self) -> Any:
-        """Return the same weights untracked and in inference mode."""
-        return self.map(lambda p: p.like(p._data, tracked=False), training=False)
+        """Return the same weights and buffers untracked and in inference mode; later training does not reach them."""
+        return _Rebuild(lambda p: p.like(p._data, tracked=False), {"training": False}, cell=_held).of(self)
 
     def train(self) -> Any:
         """Return the same weights tracked (frozen ones stay frozen) and in training mode."""
-        return self.map(lambda p: p.like(p._data, tracked=True), training=True)
+        return _Rebuild(lambda p: p.like(p._data, tracked=True), {"training": True}, cell=_held).of(self)
 
     def clone(self) -> Any:
         """Return an independent copy with the same ids, which an update of this module cannot reach."""
-        return self.map(lambda p: p.copy())
+        return _Rebuild(lambda p: p.copy(), {}, cell=_held).of(self)
 
     # records
     def to_record(self) -> dict[str, Any]:
-        """Return paths, ids, flags and host copies of the values, as plain data; each distinct parameter once."""
+        """Return paths, ids, flags and host copies of the values, as plain data; each distinct one once.
+
+        Parameters and buffers are in it; other fields are settings, which the code that makes the module knows.
+        """
         return pack_params(self)
 
     def load_record(self, record: dict[str, Any], *, keep_dtype: bool = True) -> Any:
         """Return the module with the recorded ids and values on its own devices; tracking follows this module.
 
         `keep_dtype` casts the values to this module's dtypes; otherwise the recorded dtypes are taken.
-        Errors: RecordMismatch with a two-sided report where paths, shapes, ties or frozen flags differ.
+        Errors: RecordMismatch with a two-sided report where paths, shapes, ties or frozen flags differ; this module
+        is as it was then, as it is after a success.
         """
-        return restore_params(self, record, keep_dtype)
+        param, cell = restored(self, record, keep_dtype)
+        return _Rebuild(param, {}, cell=cell).of(self)
 
     def summary(self) -> str:
-        """Return a table of path, shape, dtype, parameters and bytes; tied and frozen ones say so."""
-        rows, first = [("path", "shape", "dtype", "params", "bytes", "")], {}
-        for path, p in self.named_params():
-            same = first.setdefault(p.id, path)
-            note = ("" if same == path else f"tied to {same} ") + ("" if p.trainable else "frozen")
-            rows.append((path, str(tuple(p.shape)), str(p.dtype), f"{p.size:,}", f"{p.nbytes:,}", note))
-        distinct = {p.id: p.nbytes for p in self.params()}
-        rows.append(("total", "", "", f"{self.num_params():,}", f"{sum(distinct.values()):,}", ""))
+        """Return a table of path, shape, dtype, parameters and bytes; tied, frozen ones and buffers say so."""
+        rows, first, size = [("path", "shape", "dtype", "params", "bytes", "")], {}, {}
+        for path, leaf in _walk(self, ""):
+            key = id(leaf) if isinstance(leaf, Buffer) else leaf.id
+            same = first.setdefault(key, path)
+            size[key] = leaf.nbytes
+            kind = "buffer" if isinstance(leaf, Buffer) else "" if leaf.trainable else "frozen"
+            note = ("" if same == path else f"tied to {same} ") + kind
+            count = "" if isinstance(leaf, Buffer) else f"{leaf.size:,}"
+            rows.append((path, str(tuple(leaf.shape)), str(leaf.dtype), count, f"{leaf.nbytes:,}", note))
+        rows.append(("total", "", "", f"{self.num_params():,}", f"{sum(size.values()):,}", ""))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
 
     def __repr__(self) -> str:
-        lines = [f"  {name}={_show(value)}," for name, value in _fields(self)]
-        return "\n".join([f"{type(self).__name__}(", *lines, ")"]) if lines else f"{type(self).__name__}()"
+        fields = [(name, value, _show(value)) for name, value in _fields(self)]
+        short = f"{type(self).__name__}({', '.join(f'{name}={shown}' for name, _, shown in fields)})"
+        if len(short) <= 100 and "\n" not in short and not any(isinstance(v, (Param, Buffer)) for _, v, _ in fields):
+            return short
+        return "\n".join([f"{type(self).__name__}(", *[f"  {name}={shown}," for name, _, shown in fields], ")"])
 
 
 def _frozen(self: Module, name: str, value: Any = None) -> None:
@@ -210,8 +260,27 @@ def _show(value: Any) -> str:
     return "\n    ".join([ends[0], *[part.replace("\n", "\n  ") + "," for part in parts]]) + f"\n  {ends[1]}"
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
-    if isinstance(value, Param):
+def _float_dtype(name: str, dtype: Any) -> Any:
+    wanted = as_dtype(dtype)
+    if wanted not in FLOATING:
+        raise TypeError(f"{name}: {wanted} is not a float; give FloatDType.F16, BF16, F32 or F64")
+    return wanted
+
+
+def _cast(p: Param, dtype: Any) -> Param:
+    return p.like(rt.astype(p.detach(), dtype)._data if p.dtype in FLOATING else p._data)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _held(b: Buffer) -> Tensor:
+    return b.value
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Param | Buffer]]:
+    if isinstance(value, (Param, Buffer)):
         yield path, value
         return
     if isinstance(value, Module):
@@ -220,7 +289,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
         items = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
-    elif isinstance(value, (set, frozenset)) and any(isinstance(v, (Param, Module)) for v in value):
+    elif isinstance(value, (set, frozenset)) and any(isinstance(v, (Param, Buffer, Module)) for v in value):
         raise TypeError(f"{path}: a set has no order, so its parameters have no paths; use a list or a dict")
     else:
         return
@@ -229,15 +298,23 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param]]:
 
 
 class _Rebuild:
-    """One walk that makes a new structure: `function` of each distinct parameter, `other` of each plain tensor."""
+    """One walk that makes a new structure: `function` of each distinct parameter, `other` of each plain tensor.
 
-    def __init__(self, function: Callable, settings: dict[str, Any], other: Callable = lambda x: x) -> None:
-        self.function, self.settings, self.other = function, settings, other
+    With `cell`, each distinct buffer becomes a new one that holds `cell(buffer)`; otherwise it is handed on.
+    """
+
+    def __init__(
+        self, function: Callable, settings: dict[str, Any], other: Callable = _same, cell: Callable | None = None
+    ) -> None:
+        self.function, self.settings, self.other, self.cell = function, settings, other, cell
         self.seen: dict[tuple[str, bool], tuple[Param, Any]] = {}
+        self.cells: dict[int, Buffer] = {}
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.param(value) if isinstance(value, Param) else self.other(value)
+        if isinstance(value, Buffer):
+            return self.buffer(value)
         if isinstance(value, Module):
             out = object.__new__(type(value))
             for name, inner in _fields(value):
@@ -250,6 +327,13 @@ class _Rebuild:
         if isinstance(value, (list, tuple)):
             return type(value)(self.of(inner) for inner in value)
         return value
+
+    def buffer(self, b: Buffer) -> Buffer:
+        if self.cell is None:
+            return b
+        if id(b) not in self.cells:
+            self.cells[id(b)] = Buffer(self.cell(b))
+        return self.cells[id(b)]
 
     def param(self, p: Param) -> Any:
         key = (p.id, p.trainable)
