@@ -1,12 +1,15 @@
 """Configurations of optimizers: `build()` gives the bare rule, `init()` the optimizer."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ruda_nn import Config
 from ruda_nn.config import is_number, is_whole
 
 from .clipping import GradientClippingConfig
+from .fused_adamw import FusedAdamW, check_options, describe_options
+from .groups import ParamGroup
 from .muon import Muon
 from .optimizer import Optimizer
 from .rules import Adam, AdamW, Rule, Sgd
@@ -14,7 +17,10 @@ from .rules_adaptive import AdaGrad, Adan, RmsProp
 
 
 class OptimizerConfig(Config):
-    """Base of optimizer configurations: `build()` gives the bare rule, `init()` the optimizer.
+    """Base of optimizer configurations: `build()` gives the bare rule, `init(groups=[...])` the optimizer.
+
+    Defaults are PyTorch's, where a configuration does not say otherwise. All take `grad_clipping` (None), a
+    `GradientClippingConfig`. Errors: ValueError for a setting outside its range, by `build` and `init`.
 
     >>> issubclass(SgdConfig, OptimizerConfig)
     True
@@ -24,9 +30,9 @@ class OptimizerConfig(Config):
         """Return the bare rule, which wrappers such as `Fp32MasterOptimizer` take."""
         raise TypeError(f"{type(self).__name__} has no rule of its own")
 
-    def init(self) -> Optimizer:
-        """Return an optimizer with this rule and no state yet."""
-        return Optimizer(self.build())
+    def init(self, groups: Iterable[ParamGroup] = ()) -> Optimizer:
+        """Return an optimizer with this rule and no state yet; `groups` have other settings, see `ParamGroup`."""
+        return Optimizer(self.build(), groups)
 
     def require_number(self, field: str, low: float = 0.0, *, open: bool = False) -> None:
         """Refuse anything but a finite number >= low (> low where `open`)."""
@@ -54,6 +60,8 @@ def is_fraction(x: Any) -> bool:
 class SgdConfig(OptimizerConfig):
     """Stochastic gradient descent: `momentum` (0), `dampening` (0), `nesterov` (False), coupled `weight_decay` (0).
 
+    The first step ignores the dampening. In the reference system momentum comes with dampening 0.1.
+
     >>> SgdConfig(momentum=0.9).init().rule.arrays
     ('velocity',)
     """
@@ -76,6 +84,8 @@ class SgdConfig(OptimizerConfig):
 
 class AdamConfig(OptimizerConfig):
     """Adam: `betas` (0.9, 0.999), `eps` (1e-8), coupled `weight_decay` (0), `amsgrad` (False).
+
+    The reference system has eps 1e-5.
 
     >>> AdamConfig().with_eps(1e-6).build().config.eps
     1e-06
@@ -110,21 +120,47 @@ def check_betas(config: Any, count: int) -> None:
 class AdamWConfig(AdamConfig):
     """AdamW: as Adam, with decoupled `weight_decay` (1e-2), and `cautious_weight_decay` (False).
 
+    The reference system has eps 1e-5 and decay 1e-4 here, and these values in its fused step.
+
+    `fused_step` (False) makes `init()` return a `FusedAdamW`, which looks at all gradients before it changes anything:
+    it keeps float32 masters, skips steps that are not finite, clips the global norm to `max_grad_norm` (None), and adds
+    squares in stages with `hierarchical_stats` (False).
+
     >>> AdamWConfig().build().config.weight_decay
     0.01
     """
 
     weight_decay: float = 1e-2
     cautious_weight_decay: bool = False
+    fused_step: bool = False
+    max_grad_norm: float | None = None
+    hierarchical_stats: bool = False
+
+    def check(self) -> None:
+        """Refuse settings outside their range."""
+        super().check()
+        check_options(self)
 
     def build(self) -> AdamW:
-        """Return the rule."""
+        """Return the rule; fused_step is not a matter of one parameter, and needs `init()`."""
         self.check()
+        self.require(not self.fused_step, "fused_step", "False to build(), or call init(), which keeps its own masters")
         return AdamW(self)
+
+    def init(self, groups: Iterable[ParamGroup] = ()) -> Optimizer:
+        """Return an optimizer with no state yet: a `FusedAdamW` with fused_step."""
+        self.check()
+        return FusedAdamW(self, groups) if self.fused_step else super().init(groups)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as plain data, with the step options apart."""
+        return describe_options(super().describe())
 
 
 class AdaGradConfig(OptimizerConfig):
-    """AdaGrad: `lr_decay` (0), `eps` (1e-10), coupled `weight_decay` (0); the defaults are PyTorch's.
+    """AdaGrad: `lr_decay` (0), `eps` (1e-10), coupled `weight_decay` (0).
+
+    The reference system has eps 1e-5.
 
     >>> AdaGradConfig(lr_decay=0.1).init()
     Optimizer(AdaGrad, 0 states)
@@ -147,7 +183,7 @@ class AdaGradConfig(OptimizerConfig):
 class RmsPropConfig(OptimizerConfig):
     """RMSprop: `alpha` (0.99), `eps` (1e-8), `momentum` (0), `centered` (False), coupled `weight_decay` (0).
 
-    The defaults are PyTorch's; the reference system has momentum 0.9 and eps 1e-5.
+    The reference system has momentum 0.9 and eps 1e-5.
 
     >>> RmsPropConfig(momentum=0.9).build().arrays
     ('square_avg', 'buffer')
@@ -172,6 +208,8 @@ class RmsPropConfig(OptimizerConfig):
 
 class AdanConfig(OptimizerConfig):
     """Adan: `betas` (0.98, 0.92, 0.99), `eps` (1e-8), `weight_decay` (0), proximal unless `no_prox` (False).
+
+    PyTorch has no Adan; these are the paper's averages (Xie et al. 2022) in the reference system's writing.
 
     >>> AdanConfig(weight_decay=0.1).init()
     Optimizer(Adan, 0 states)

@@ -8,6 +8,7 @@ import ruda_tensor as rt
 from ruda_autodiff import Gradients
 from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.records import broken, pack, unpack
+from ruda_tensor.devices import resolve_device
 from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
 
 
@@ -87,9 +88,14 @@ class GradientsParams:
         return list(self._by_id)
 
     def to_device(self, device: Any) -> GradientsParams:
-        """Return the same gradients on another device."""
+        """Return the same gradients on another device, or on the devices of a model's parameters.
+
+        Given a model, gradients of ids that it does not have stay where they are.
+        """
+        places = {p.id: p.device for p in device.params()} if isinstance(device, Module) else None
         out = type(self)()
-        out._by_id = {key: g.to_device(device) for key, g in self._by_id.items()}
+        for key, g in self._by_id.items():
+            out._by_id[key] = g.to_device(device if places is None else places.get(key, g.device))
         return out
 
     def __getitem__(self, p: Param | str) -> rt.Tensor:
@@ -115,32 +121,85 @@ class GradientsParams:
         return [{"id": key, **pack(self._by_id[key]._data)} for key in sorted(self._by_id)]
 
     @classmethod
-    def from_record(cls, record: list[dict[str, Any]], model: Module) -> GradientsParams:
-        """Return recorded gradients for a model, in the dtype they had.
+    def from_record(
+        cls, record: list[dict[str, Any]] | GradientsRecord, model: Module | None = None, *, device: Any = None
+    ) -> GradientsParams:
+        """Return recorded gradients in the dtype they had: beside the parameters of a model, or all on one device.
 
+        Without a model nothing is known of the parameters, and any id and shape is taken.
         Errors: RecordMismatch for an id that the model does not train or another shape; RecorderError for a repeated id,
-        or a dtype that is no float.
+        a dtype that is no float, or anything else that `to_record` does not make.
         """
-        if not isinstance(record, list):
-            broken("its gradients should be a list")
-        known = {p.id: p for p in model.params() if p.trainable}
-        out = cls()
-        for entry in record:
-            if not isinstance(entry, dict) or set(entry) != {"id", "dtype", "value"} or not isinstance(entry["id"], str):
-                broken("a gradient should hold id, dtype and value")
-            key = entry["id"]
-            value = unpack({"dtype": entry["dtype"], "value": entry["value"]}, f"the gradient of {key}")
-            if key in out._by_id:
-                broken(f"it holds two gradients for the parameter {key}")
-            if value.dtype not in FLOATING:
-                broken(f"the gradient of {key} is {value.dtype}, which is no float")
-            if key not in known:
-                raise RecordMismatch(f"the record holds a gradient for the parameter {key}, which this model does not train")
-            p = known[key]
-            if value.shape != p.shape:
-                raise RecordMismatch(f"the gradient of {key} has shape (record | here): {value.shape} | {p.shape}")
-            out._by_id[key] = rt.asarray(value, device=p.device, copy=True)
+        known = None if model is None else {p.id: p for p in model.params() if p.trainable}
+        place, out = resolve_device(device), cls()
+        for key, value in GradientsRecord(record):
+            if known is not None:
+                if key not in known:
+                    raise RecordMismatch(f"the record holds a gradient for the parameter {key}, which this model does not train")
+                if value.shape != known[key].shape:
+                    raise RecordMismatch(f"the gradient of {key} has shape (record | here): {value.shape} | {known[key].shape}")
+                place = known[key].device
+            out._by_id[key] = rt.asarray(value, device=place, copy=True)
         return out
+
+
+class GradientsRecord:
+    """What `GradientsParams.to_record` made, to be looked at and cut without making tensors; checked as a whole.
+
+    >>> import ruda_tensor as rt
+    >>> from ruda_nn import Param
+    >>> p = Param(rt.tensor([1.0, 2.0], device=rt.Cpu()), id="weight")
+    >>> record = GradientsRecord(GradientsParams({p: rt.ones((2,), device=rt.Cpu())}).to_record())
+    >>> record.parameter_ids(), record.parameter_metadata()
+    (['weight'], {'weight': ((2,), dtype('float32'))})
+    """
+
+    def __init__(self, record: list[dict[str, Any]] | GradientsRecord) -> None:
+        self.entries: list[dict[str, Any]] = record.entries if isinstance(record, GradientsRecord) else record
+        self._values = _check_entries(self.entries)
+
+    def parameter_ids(self) -> list[str]:
+        """Return the ids that have a gradient, in order."""
+        return list(self._values)
+
+    def parameter_metadata(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Return id -> (shape, dtype)."""
+        return {key: (value.shape, value.dtype) for key, value in self._values.items()}
+
+    def select_parameters(self, ids: Iterable[Param | str]) -> GradientsRecord:
+        """Return the record of these parameters alone; KeyError for one that it does not have."""
+        chosen = {_id(p) for p in ([ids] if isinstance(ids, (Param, str)) else ids)}
+        missing = chosen - set(self._values)
+        if missing:
+            raise KeyError(f"the record has no gradient for {sorted(missing)}; it has {', '.join(self._values)}")
+        return GradientsRecord([entry for entry in self.entries if entry["id"] in chosen])
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._values.items())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"GradientsRecord({len(self)} parameters)"
+
+
+def _check_entries(record: Any) -> dict[str, Any]:
+    """Return id -> array (a view of the record where it can be), after checking everything."""
+    if not isinstance(record, list):
+        broken("its gradients should be a list")
+    values: dict[str, Any] = {}
+    for entry in record:
+        if not isinstance(entry, dict) or set(entry) != {"id", "dtype", "value"} or not isinstance(entry["id"], str):
+            broken("a gradient should hold id, dtype and value")
+        key = entry["id"]
+        value = unpack({"dtype": entry["dtype"], "value": entry["value"]}, f"the gradient of {key}")
+        if key in values:
+            broken(f"it holds two gradients for the parameter {key}")
+        if value.dtype not in FLOATING:
+            broken(f"the gradient of {key} is {value.dtype}, which is no float")
+        values[key] = value
+    return values
 
 
 def _id(p: Any) -> str:

@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ruda_tensor.dtypes import FLOAT32, FLOAT64
 
-from .clipping import GradientClippingConfig
+from .clipping import GradientClippingConfig, scaled
+from .groups import ParamGroup
 from .optimizer import Optimizer
 from .rules import Rule
 
@@ -35,6 +37,8 @@ class Fp32MasterOptimizer:
             )
         if grad_clipping is not None:
             grad_clipping.check()
+            if inner.global_limit() is not None:
+                raise ValueError("Fp32MasterOptimizer: the inner rule clips the global norm already; clip in one place")
         self.inner, self.gradient_scale, self.clipping = inner, check_scale(gradient_scale), grad_clipping
 
     def with_gradient_scale(self, scale: float) -> Fp32MasterOptimizer:
@@ -45,12 +49,27 @@ class Fp32MasterOptimizer:
         return Fp32MasterOptimizer(self.inner, gradient_scale=scale, grad_clipping=self.clipping)
 
     def with_grad_clipping(self, clipping: GradientClippingConfig) -> Fp32MasterOptimizer:
-        """Return the rule clipping every gradient, parameter by parameter, after the division by the scale."""
+        """Return the rule clipping gradients after the division by the scale: each by itself, or by their global norm."""
         return Fp32MasterOptimizer(self.inner, gradient_scale=self.gradient_scale, grad_clipping=clipping)
 
-    def init(self) -> Optimizer:
-        """Return an optimizer with this rule and no state yet."""
-        return Optimizer(self)
+    def init(self, groups: Iterable[ParamGroup] = ()) -> Optimizer:
+        """Return an optimizer with this rule and no state yet; groups change settings of the inner rule."""
+        return Optimizer(self, groups)
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each number is updated by itself, so that several parameters can be updated as one."""
+        return self.inner.elementwise and (self.clipping is None or self.clipping.kind != "norm")
+
+    def global_limit(self) -> float | None:
+        """The limit on the norm of all unscaled gradients together; the optimizer sees to it."""
+        own = self.clipping is not None and self.clipping.kind == "global_norm"
+        return self.clipping.limit if own else self.inner.global_limit()  # type: ignore[union-attr]
+
+    def with_settings(self, settings: dict[str, Any]) -> Fp32MasterOptimizer:
+        """Return the rule with other settings of the inner rule, as a parameter group asks for."""
+        inner = self.inner.with_settings(settings)
+        return Fp32MasterOptimizer(inner, gradient_scale=self.gradient_scale, grad_clipping=self.clipping)
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain data, which a restore compares."""
@@ -71,13 +90,21 @@ class Fp32MasterOptimizer:
         master = p.astype(FLOAT32)
         return {"master": master, "inner": self.inner.start(xp, master)}
 
-    def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Update the master in float32 and return it in the dtype of `p`."""
+    def counter(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The part of a state whose `time` says how often its parameter was updated."""
+        return self.inner.counter(state["inner"])
+
+    def step(
+        self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None, factor: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Update the master in float32 and return it in the dtype of `p`; see `Rule.step`."""
         if state is None:
             state = self.start(xp, p)
         g = g.astype(FLOAT32, copy=False)
         if self.gradient_scale != 1.0:
             g = g / xp.asarray(self.gradient_scale, FLOAT32)
+        if factor is not None:
+            g = scaled(xp, g, factor)
         if self.clipping is not None:
             g = self.clipping.clip(xp, g)
         state["master"], state["inner"] = self.inner.step(xp, lr, state["master"], g, state["inner"])

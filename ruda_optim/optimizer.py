@@ -1,51 +1,32 @@
-"""The optimizer: one shell that walks parameters and applies a rule to each."""
+"""The optimizer: one shell that walks parameters and applies a rule to each, or to many at once."""
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ruda_nn import Module, Param, RecordMismatch
+from ruda_nn.config import is_whole
 from ruda_nn.records import broken, pack, unpack
 from ruda_tensor.dtypes import FLOAT32, FLOATING, HALF
 from ruda_tensor.tensor import Tensor
 
+from .buckets import Bucket, Member, fill, is_small, kinds, own_array
+from .clipping import factors, total_norm
 from .gradients import GradientsParams
-
-
-class _Holder:
-    __slots__ = ("_data",)
-
-
-def _references(p: Any) -> int:
-    return sys.getrefcount(p._data)
-
-
-def _measure() -> int:
-    holder = _Holder()
-    holder._data = object()
-    return _references(holder)
-
-
-_ALONE = _measure()  # what sys.getrefcount says of an array that only its parameter holds, on this interpreter
-
-
-def own_array(p: Param) -> Any:
-    """Return the parameter's array if nobody else can see it, else a copy: what a tape or a valid() model holds stays.
-
-    Every view of an array, NumPy's, CuPy's or over DLPack, holds a reference to it, and so is seen here.
-    """
-    alone = _references(p) <= _ALONE and p._data.flags.c_contiguous and getattr(p._data, "base", None) is None
-    return p._data if alone else p._data.copy(order="C")
+from .groups import Grouping, ParamGroup
+from .rules import Rule
 
 
 class Optimizer:
     """Applies a rule to every trained parameter that has a gradient; keeps one state per parameter id.
 
     `step` returns the new model and consumes the old one, whose memory it reuses. Tied parameters are updated once.
-    A frozen parameter, or one without a gradient, keeps its value and its state: no decay, no counting.
+    A frozen parameter, or one without a gradient, keeps its value and its state: no decay, no counting. `groups` have
+    other settings (`ParamGroup`). Small parameters are updated together (`buckets`), which changes no bit; a tensor
+    over one of them (`p.detach()`) that is kept then keeps the memory of all of them, and `p.numpy()` does not.
 
     >>> import ruda_tensor as rt
     >>> from ruda_autodiff import Autodiff
@@ -56,9 +37,11 @@ class Optimizer:
     >>> model = optimizer.step(0.1, model, GradientsParams.from_grads(loss.backward(), model))
     """
 
-    def __init__(self, rule: Any) -> None:
+    def __init__(self, rule: Any, groups: Iterable[ParamGroup] = ()) -> None:
         self.rule = rule
         self.states: dict[str, dict[str, Any]] = {}
+        self._grouping = Grouping(rule, groups)
+        self._places: dict[str, tuple[Bucket, int]] = {}  # which parameters live in which bucket
         self._failed = False
 
     def step(self, lr: float, model: Module, gradients: GradientsParams) -> Any:
@@ -67,22 +50,34 @@ class Optimizer:
         Errors: ValueError for a learning rate that is negative or not finite, a gradient of another shape or on another
         device, or gradients that all belong to another model; nothing is changed then.
         """
+        return self._step(lr, model, gradients, None)[0]
+
+    def step_selected(
+        self, lr: float, model: Module, gradients: GradientsParams, ids: Iterable[Param | str]
+    ) -> tuple[Any, GradientsParams]:
+        """Return the model with only the named parameters updated, and the gradients that were not used.
+
+        `ids` are parameters or their ids. Unused are the gradients of the others, of frozen parameters, and of ids that
+        the model does not have. A global norm is that of the gradients which are used.
+        Errors: as `step`.
+        """
+        named = [ids] if isinstance(ids, (Param, str)) else ids
+        model, used = self._step(lr, model, gradients, {p.id if isinstance(p, Param) else p for p in named})
+        unused = GradientsParams()
+        unused._by_id = {key: g for key, g in gradients._by_id.items() if key not in used}
+        return model, unused
+
+    def _step(self, lr: float, model: Any, gradients: Any, wanted: set[str] | None) -> tuple[Any, dict[str, Tensor]]:
         lr = check_lr(lr)
         self._check_kinds(model, gradients)
-        places = [p for _, p in model.named_params()]
-        chosen = self._choose(lr, places, gradients)
-        new: dict[str, Param] = {}
-
-        def updated(p: Param) -> Param:
-            if not p.trainable or p.id not in chosen:
-                return p
-            if p.id not in new:
-                new[p.id] = self._update(lr, p, chosen[p.id])
-            return new[p.id]
-
+        named = model.named_params()
+        self._grouping.assign(named)
+        places = [p for _, p in named]
+        chosen = self._choose(lr, places, gradients, wanted)
         try:
             with np.errstate(all="ignore"):  # an inf or a NaN shows in the result, as on a GPU
-                return model.map(updated)
+                new = self._updated(lr, places, chosen)
+                return model.map(lambda p: new.get(p.id, p) if p.trainable else p), chosen
         except BaseException:
             self._failed = True  # some states have moved on and some have not
             raise
@@ -102,32 +97,123 @@ class Optimizer:
                 "GradientsParams.from_grads(loss.backward(), model)"
             )
 
-    def _choose(self, lr: float, places: list[Param], gradients: GradientsParams) -> dict[str, Tensor]:
+    def _choose(
+        self, lr: float, places: list[Param], gradients: GradientsParams, wanted: set[str] | None = None
+    ) -> dict[str, Tensor]:
         """Return id -> gradient of the parameters to update, after checking all of them."""
         chosen: dict[str, Tensor] = {}
+        grouping, by_id = self._grouping, gradients._by_id
         for p in places:
-            g = gradients.get(p.id) if p.trainable else None
+            g = by_id.get(p.id) if p.trainable and (wanted is None or p.id in wanted) else None
             if g is None:
                 continue
-            if g.shape != p.shape or g.device != p.device:
+            theirs, mine = g._data, p._data
+            if theirs.shape != mine.shape or (g.device is not p.device and g.device != p.device):
                 raise ValueError(
                     f"step: a gradient is {g.shape} on {g.device}, and its parameter {p.shape} on {p.device}; "
                     "they must be alike: gradients = gradients.to_device(device)"
                 )
-            self.rule.check(lr, p.shape, p.dtype, g.dtype)
+            group = grouping.of(p.id)
+            grouping.rules[group].check(lr * grouping.scales[group], mine.shape, mine.dtype, theirs.dtype)
             chosen[p.id] = g
-        if len(gradients) and not chosen and not any(p.id in gradients for p in places):
+        if wanted is None and by_id and not chosen and not any(p.id in by_id for p in places):
             raise ValueError(
                 "step: these gradients are of another model, whose parameters have other ids; "
                 "GradientsParams.from_grads(loss.backward(), model) with the model that made the loss"
             )
         return chosen
 
-    def _update(self, lr: float, p: Param, g: Any) -> Param:
-        with p.device.guard():
-            array = own_array(p)
-            array, self.states[p.id] = self.rule.step(p.device.xp, lr, array, g._data, self.states.get(p.id))
-        return p.like(array)
+    def _updated(self, lr: float, places: list[Param], chosen: dict[str, Tensor]) -> dict[str, Param]:
+        """Return id -> new parameter."""
+        grouping, params, new = self._grouping, {}, {}
+        extra = {} if grouping.global_limit is None else self._factors(chosen, grouping.global_limit)
+        for p in places:
+            if p.trainable and p.id in chosen and p.id not in params:
+                params[p.id] = p
+        alone, buckets = self._sort(params, chosen)
+        for p in alone:
+            group, key = grouping.of(p.id), p.id
+            with p.device.guard():
+                array, self.states[key] = grouping.rules[group].step(
+                    p.device.xp, lr * grouping.scales[group], own_array(p), chosen[key]._data, self.states.get(key),
+                    *extra.get(p.device, ()),
+                )  # fmt: skip
+            new[key] = p.like(array)
+        for bucket, members in buckets.items():
+            members.sort(key=_number)
+            with bucket.device.guard():
+                bucket.hold(members)
+                scale = grouping.scales[grouping.of(bucket.ids[0])]
+                bucket.update(lr * scale, members, extra.get(bucket.device, ()))
+            views = bucket.views
+            for i, p, _ in members:
+                new[p.id] = p.like(views[i])
+        return new
+
+    def _factors(self, chosen: dict[str, Tensor], limit: float) -> dict[Any, tuple]:
+        """Return device -> (what clipping the global norm multiplies gradients by,)."""
+        if not chosen:
+            return {}
+        tensors = list(chosen.values())
+        home = tensors[0].device
+        norm = total_norm(tensors)
+        scale = getattr(self.rule, "gradient_scale", 1.0)
+        if scale != 1.0:
+            with home.guard():
+                norm = norm / scale
+        return {device: (f,) for device, f in factors(norm, limit, home, {g.device for g in tensors}).items()}
+
+    def _sort(
+        self, params: dict[str, Param], chosen: dict[str, Tensor]
+    ) -> tuple[list[Param], dict[Bucket, list[Member]]]:
+        """Return the parameters to be updated by themselves, and for each bucket the members that are to be."""
+        places, states = self._places, self.states
+        loose = [p for key, p in params.items() if key not in places]
+        if len(loose) > 1:
+            loose = self._fill(loose)
+        buckets: dict[Bucket, list[Member]] = {}
+        for key, p in params.items():
+            if key not in places:
+                continue
+            bucket, i = places[key]
+            if states[key] is not bucket.states[i] or (p._data is not bucket.views[i] and not bucket.fits(i, p)):
+                self._dissolve(bucket)
+                return self._sort(params, chosen)
+            if bucket in buckets:
+                buckets[bucket].append((i, p, chosen[key]))
+            else:
+                buckets[bucket] = [(i, p, chosen[key])]
+        return loose, buckets
+
+    def _fill(self, loose: list[Param]) -> list[Param]:
+        """Put small parameters that agree in group, dtype, device and kind of state into buckets; return the others."""
+        candidates: dict[Any, list[tuple[Param, dict[str, Any]]]] = {}
+        grouping = self._grouping
+        for p in loose:
+            group = grouping.of(p.id)
+            if not grouping.elementwise[group] or not is_small(p):
+                continue
+            state = self.states.get(p.id)
+            if state is None:
+                with p.device.guard():
+                    state = _start(grouping.rules[group], p.device.xp, p._data)
+            candidates.setdefault((group, p.device, p.dtype, kinds(state)), []).append((p, state))
+        for bucket in fill(candidates, grouping.rules):
+            for i, key in enumerate(bucket.ids):
+                self._places[key], self.states[key] = (bucket, i), bucket.states[i]
+        return [p for p in loose if p.id not in self._places]
+
+    def _dissolve(self, bucket: Bucket) -> None:
+        """Give every member its state in memory of its own: a member has changed its dtype, or its device."""
+        with bucket.device.guard():
+            states = bucket.leave()
+        for key, old, state in zip(bucket.ids, bucket.states, states):
+            del self._places[key]
+            if self.states.get(key) is old:
+                self.states[key] = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_places": {}}  # a copy has states of its own, in no bucket
 
     def to_record(self, model: Module | None = None) -> dict[str, Any]:
         """Return the configuration and a host copy of every state, as plain data.
@@ -136,19 +222,27 @@ class Optimizer:
         """
         if self._failed:
             raise RuntimeError("to_record: a step failed half-way, so the states do not belong together; load a record")
-        known = self.states if model is None else {p.id for p in model.params()}
-        states = {key: _pack(state) for key, state in self.states.items() if key in known}
-        return {"config": self.rule.describe(), "states": states}
+        known = None if model is None else {p.id for p in model.params()}
+        states = {key: _pack(state) for key, state in self.states.items() if known is None or key in known}
+        record = {"config": self._grouping.describe(), "states": states}
+        if self._grouping.groups:
+            index = self._grouping.assigned([] if model is None else model.named_params())
+            record["groups"] = {key: i for key, i in index.items() if known is None or key in known}
+        return record
 
     def load_record(self, record: dict[str, Any], model: Module) -> None:
         """Take the states of a record, placed beside the parameters of `model`; a rejected record changes nothing.
 
+        Parameters are in the groups they were recorded in.
         Errors: RecordMismatch where the configuration differs, with both sides, or a state does not fit its parameter.
         """
-        if not isinstance(record, dict) or set(record) != {"config", "states"} or not isinstance(record["states"], dict):
-            broken("its optimizer should hold config and states")
-        compare(record["config"], self.rule.describe(), "optimizer")
+        grouping = self._grouping
+        whole = isinstance(record, dict) and set(record) - {"groups"} == {"config", "states"}
+        if not whole or not isinstance(record["states"], dict):
+            broken("its optimizer should hold config and states, and groups where it has any")
+        compare(record["config"], grouping.describe(), "optimizer")
         params = {p.id: p for p in model.params()}
+        index = self._recorded_groups(record, model)
         unknown = [key for key in record["states"] if key not in params]
         if unknown:
             raise RecordMismatch(f"the record has optimizer states of parameters that the model does not have: {unknown}")
@@ -156,13 +250,37 @@ class Optimizer:
         for key, state in record["states"].items():
             p = params[key]
             # Zeros that nobody touches take no memory: they show what the state should be.
-            shape = self.rule.start(np, np.zeros(p.shape, FLOAT32 if p.dtype in HALF else p.dtype))
+            shape = _start(grouping.rules[index.get(key, 0)], np, np.zeros(p.shape, p.dtype))
             with p.device.guard():
                 loaded[key] = _unpack(state, shape, p.device.xp, f"the optimizer state of {key}")
-        self.states, self._failed = loaded, False
+        self.states, self._places, grouping.index, self._failed = loaded, {}, index, False
+
+    def _recorded_groups(self, record: dict[str, Any], model: Module) -> dict[str, int]:
+        """Return id -> number of the group, as recorded, for every parameter of the model."""
+        grouping = self._grouping
+        if not grouping.groups:
+            return {}
+        index, last = record.get("groups"), len(grouping.groups)
+        if not isinstance(index, dict) or not all(is_whole(i) and 0 <= i <= last for i in index.values()):
+            broken(f"its optimizer's groups should be numbers from 0 to {last}, by parameter")
+        missing = [key for key in record["states"] if key not in index]
+        if missing:
+            broken(f"it has optimizer states of parameters in no group: {missing}")
+        known = {p.id for p in model.params()}
+        return {key: int(i) for key, i in index.items() if key in known}
 
     def __repr__(self) -> str:
-        return f"Optimizer({self.rule!r}, {len(self.states)} states)"
+        groups = f", {len(self._grouping.groups)} groups" if self._grouping.groups else ""
+        return f"{type(self).__name__}({self.rule!r}{groups}, {len(self.states)} states)"
+
+
+def _number(member: Member) -> int:
+    return member[0]
+
+
+def _start(rule: Any, xp: Any, p: Any) -> dict[str, Any]:
+    """Return the first state of a parameter: a bare rule computes in float32, a wrapper looks at what is stored."""
+    return rule.start(xp, p.astype(FLOAT32) if p.dtype in HALF and isinstance(rule, Rule) else p)
 
 
 def _is_array(value: Any) -> bool:

@@ -1,9 +1,9 @@
 """The update rules: each is a function of (learning rate, parameter, gradient, state), over arrays.
 
 `update(xp, lr, p, g, state)` changes `p` and the arrays of `state` in place; the optimizer has made sure that nobody
-else can see them. Everything is computed in float32 (float64 for float64 parameters). NumPy runs a rule in
-cache-sized blocks, so that a dozen passes over memory become one, and large parameters on all cores; the bits do not
-depend on either.
+else can see them. What it gets may be several parameters laid end to end (see `buckets`). Everything is computed in float32
+(float64 for float64 parameters). NumPy runs a rule in cache-sized blocks, so that a dozen passes over memory become
+one, and large parameters on all cores; the bits do not depend on either.
 """
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ import numpy as np
 from ruda_nn import Config
 from ruda_tensor.dtypes import FLOAT32, HALF
 from ruda_tensor.ops._parallel import each_block
+
+from .clipping import scaled
+from .groups import changed
 
 
 class Rule:
@@ -47,6 +50,21 @@ class Rule:
         self.config = config
         self.clipping = getattr(config, "grad_clipping", None)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether each number is updated by itself, so that several parameters can be updated as one."""
+        kind = type(self)
+        plain = kind.start is Rule.start and kind.step is Rule.step and kind.update is Rule.update
+        return plain and (self.clipping is None or self.clipping.kind != "norm")
+
+    def global_limit(self) -> float | None:
+        """The limit on the norm of all gradients together; the optimizer sees to it."""
+        return self.clipping.limit if self.clipping is not None and self.clipping.kind == "global_norm" else None
+
+    def with_settings(self, settings: dict[str, Any]) -> Any:
+        """Return the rule of a configuration with other settings, as a parameter group asks for."""
+        return changed(self.config, settings).build()
+
     def describe(self) -> dict[str, Any]:
         """The configuration as plain data, which a restore compares."""
         return {"rule": type(self).__name__, **self.config.describe()}
@@ -55,15 +73,27 @@ class Rule:
         """Raise where this rule cannot take such a parameter and gradient; asked for all before any is changed."""
 
     def start(self, xp: Any, p: Any) -> dict[str, Any]:
-        """The state of a parameter before its first update, for `p` in the dtype of computation."""
-        return {"time": 0, **{name: xp.zeros(p.shape, p.dtype) for name in self.arrays}}
+        """The state of a parameter before its first update, for `p` as it is stored or in the dtype of computation."""
+        dtype = FLOAT32 if p.dtype in HALF else p.dtype
+        return {"time": 0, **{name: xp.zeros(p.shape, dtype) for name in self.arrays}}
 
-    def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Return the updated parameter in its dtype, and the state; `p` and the state's arrays are reused."""
+    def counter(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The part of a state whose `time` says how often its parameter was updated."""
+        return state
+
+    def step(
+        self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None, factor: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the updated parameter in its dtype, and the state; `p` and the state's arrays are reused.
+
+        `factor` is what the clipping of the global norm multiplies the gradient by.
+        """
         wide = p.astype(FLOAT32) if p.dtype in HALF else p
         if state is None:
             state = self.start(xp, wide)
         g = g.astype(wide.dtype, copy=False)
+        if factor is not None:
+            g = scaled(xp, g, factor)
         if self.clipping is not None:
             g = self.clipping.clip(xp, g)
         self.update(xp, lr, wide, g, state)
@@ -79,7 +109,7 @@ class Rule:
             scratch = [xp.empty(block.stop - block.start, p.dtype) for _ in range(self.scratch)]
             kernel(xp, *[a[block] for a in flat], *scratch)
 
-        each_block(xp, p.size, 2 * p.itemsize, body)  # smaller blocks than usual: several arrays are in use at once
+        each_block(xp, p.size, 4 * p.itemsize, body)  # smaller blocks than usual: several arrays are in use at once
 
     def __repr__(self) -> str:
         return type(self).__name__

@@ -8,7 +8,7 @@ import pytest
 import ruda_tensor as rt
 from ruda_autodiff import Autodiff, record
 from ruda_nn import LinearConfig, Module, Param, RecordMismatch
-from ruda_optim import GradientsAccumulator, GradientsParams, SgdConfig
+from ruda_optim import GradientsAccumulator, GradientsParams, GradientsRecord, SgdConfig
 from ruda_record import BinBytesRecorder, DoublePrecisionSettings, HalfPrecisionSettings, RecorderError
 
 from ._helpers import Pair, Point, give, param, point
@@ -267,3 +267,44 @@ def test_half_gradients_of_a_tracked_linear_layer(device):
     gradients = GradientsParams.from_grads(model(x).square().mean().backward(), model)
     assert {gradients[p].dtype for p in model.params()} == {np.dtype(ml_dtypes.bfloat16)}
     assert Point(model.bias).x is model.bias
+
+
+def test_a_record_is_looked_at_and_cut_without_making_tensors():
+    model = kinds()
+    gradients = GradientsParams({p: rt.full(p.shape, 2.0, dtype=p.dtype) for p in model.params()})
+    recorder = BinBytesRecorder()
+    record = GradientsRecord(recorder.load(recorder.save(gradients.to_record())))
+    assert record.parameter_ids() == sorted(p.id for p in model.params()) and len(record) == 6
+    assert record.parameter_metadata() == {p.id: (p.shape, p.dtype) for p in model.params()}
+    part = record.select_parameters([model.single, model.brain.id])
+    assert part.parameter_ids() == sorted([model.single.id, model.brain.id]) and len(record) == 6
+    assert record.select_parameters(model.half).parameter_ids() == [model.half.id]
+    for source in (part, part.entries):
+        back = GradientsParams.from_record(source, model)
+        assert sorted(back.ids()) == part.parameter_ids() and back[model.brain].dtype == rt.bfloat16
+    assert repr(part) == "GradientsRecord(2 parameters)" and len(record.select_parameters([])) == 0
+    with pytest.raises(KeyError, match="stranger"):
+        record.select_parameters([model.half, "stranger"])
+    entry = record.entries[0]
+    bad_id = {**entry, "id": 5}
+    for bad, message in (([entry, entry], "two gradients"), ([bad_id], "should hold"), ({}, "list"), ([3], "should hold")):
+        with pytest.raises(RecorderError, match=message):
+            GradientsRecord(bad)
+
+
+def test_without_a_model_recorded_gradients_go_to_one_device_with_the_shapes_and_dtypes_they_had(device):
+    model = kinds()
+    gradients = GradientsParams({p: rt.full(p.shape, 2.0, dtype=p.dtype) for p in model.params()})
+    back = GradientsParams.from_record(gradients.to_record(), device=device)
+    for p in model.params():
+        assert back[p].device == device and back[p].dtype == p.dtype and back[p].shape == p.shape
+        assert back[p].numpy().tobytes() == gradients[p].numpy().tobytes()
+
+
+@pytest.mark.gpu
+def test_gradients_move_to_the_devices_of_a_model():
+    model, stranger = Pair(param([1.0]), param([1.0], device=rt.Cuda(0))), point([1.0])
+    gradients = GradientsParams({model.a: rt.ones((1,), device=rt.Cpu()), stranger.x: rt.ones((1,), device=rt.Cpu())})
+    gradients._by_id[model.b.id] = rt.ones((1,), device=rt.Cpu())
+    moved = gradients.to_device(model)
+    assert [moved[key].device for key in (model.a, model.b, stranger.x)] == [rt.Cpu(), rt.Cuda(0), rt.Cpu()]

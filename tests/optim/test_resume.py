@@ -21,6 +21,7 @@ from ruda_optim import (
     GradientsAccumulator,
     GradientsParams,
     MuonConfig,
+    ParamGroup,
     StepLrSchedulerConfig,
     TrainingRecord,
 )  # fmt: skip
@@ -29,16 +30,30 @@ from ruda_record import BinFileRecorder, FullPrecisionSettings
 RECORDER = BinFileRecorder(FullPrecisionSettings)
 STEPS, WINDOW = 14, 3
 
+GLOBAL = GradientClippingConfig.global_norm(0.05)
+LAST = [ParamGroup("layers.1.*", lr_scale=0.5, weight_decay=0.3)]
+
 OPTIMIZERS = {
-    "sgd": lambda: ro.SgdConfig(momentum=0.9, nesterov=True, weight_decay=0.01).init(),
-    "adam": lambda: AdamConfig(amsgrad=True, grad_clipping=GradientClippingConfig.norm(0.1)).init(),
-    "adamw": lambda: AdamWConfig(cautious_weight_decay=True).init(),
-    "adagrad": lambda: ro.AdaGradConfig(lr_decay=0.1).init(),
-    "rmsprop": lambda: ro.RmsPropConfig(centered=True, momentum=0.9).init(),
-    "adan": lambda: ro.AdanConfig(weight_decay=0.1).init(),
-    "muon": lambda: MuonConfig(weight_decay=0.1, mode="ema").init(),
-    "masters": lambda: Fp32MasterOptimizer(AdamWConfig().build()).with_gradient_scale(8.0).init(),
-    "muon masters": lambda: Fp32MasterOptimizer(MuonConfig().build()).init(),
+    "sgd": lambda m: ro.SgdConfig(momentum=0.9, nesterov=True, weight_decay=0.01).init(),
+    "adam": lambda m: AdamConfig(amsgrad=True, grad_clipping=GradientClippingConfig.norm(0.1)).init(),
+    "adamw": lambda m: AdamWConfig(cautious_weight_decay=True).init(),
+    "adagrad": lambda m: ro.AdaGradConfig(lr_decay=0.1).init(),
+    "rmsprop": lambda m: ro.RmsPropConfig(centered=True, momentum=0.9).init(),
+    "adan": lambda m: ro.AdanConfig(weight_decay=0.1).init(),
+    "muon": lambda m: MuonConfig(weight_decay=0.1, mode="ema").init(),
+    "masters": lambda m: Fp32MasterOptimizer(AdamWConfig().build()).with_gradient_scale(8.0).init(),
+    "muon masters": lambda m: Fp32MasterOptimizer(MuonConfig().build()).init(),
+    "value": lambda m: AdamConfig(grad_clipping=GradientClippingConfig.value(0.01)).init(),
+    "global norm": lambda m: AdamConfig(grad_clipping=GLOBAL).init(),
+    "groups": lambda m: AdamWConfig(grad_clipping=GLOBAL).init(groups=LAST),
+    "listed group": lambda m: AdamWConfig().init(groups=[ParamGroup([m.layers[0].weight], betas=(0.8, 0.9))]),
+    "muon groups": lambda m: MuonConfig(grad_clipping=GLOBAL).init(groups=LAST),
+    "sparse": lambda m: ro.AdanConfig().init(),
+    "sparse masters": lambda m: Fp32MasterOptimizer(AdamConfig().build(), grad_clipping=GLOBAL).init(),
+    "masters groups": lambda m: Fp32MasterOptimizer(ro.RmsPropConfig().build(), grad_clipping=GLOBAL).init(groups=LAST),
+    "fused": lambda m: AdamWConfig(fused_step=True, max_grad_norm=0.05).init(),
+    "fused masters": lambda m: AdamWConfig(fused_step=True).init(),
+    "muon and adamw": lambda m: ro.MuonAdamWConfig().init(m, [m.layers[0].weight]),
 }
 
 
@@ -60,7 +75,8 @@ class Run:
         self.device, self.mixed = device, "masters" in name
         model = Net([LinearConfig(a, b, bias=False).init(Autodiff(device)) for a, b in ((4, 6), (6, 2))])
         self.model = model.to_dtype(rt.bfloat16) if self.mixed else model
-        self.optimizer, self.scheduler = OPTIMIZERS[name](), StepLrSchedulerConfig(1e-2, 2, 0.5).init()
+        self.sparse = "sparse" in name
+        self.optimizer, self.scheduler = OPTIMIZERS[name](self.model), StepLrSchedulerConfig(1e-2, 2, 0.5).init()
         self.accumulator, self.done, self.pending = GradientsAccumulator(), 0, 0
 
     def step(self):
@@ -70,6 +86,8 @@ class Run:
         scale = 8.0 if self.mixed else 1.0
         loss = self.model(x).astype(rt.float32).square().mean() * (scale / WINDOW)
         gradients = GradientsParams.from_grads(loss.backward(), self.model)
+        if self.sparse and self.done // WINDOW % 2:
+            gradients.remove(self.model.layers[0].weight)  # updated less often than the other: another counter
         if self.mixed:
             self.accumulator.accumulate_with_dtype(self.model, gradients, rt.FloatDType.F32)
         else:
@@ -149,3 +167,33 @@ def test_forgetting_the_pending_window_would_be_seen(tmp_path):
     careless = Run("adam", rt.Cpu()).load(tmp_path / "a")
     careless.accumulator.grads()
     assert careless.until(STEPS).bits() != straight
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_resumes_with_its_history_twice_in_a_row(search, device, tmp_path):
+    x = rt.tensor(np.random.default_rng(0).standard_normal((8, 4)), dtype=rt.float32, device=device)
+
+    def closure(model):
+        loss = (model(x) - 1.0).square().mean()
+        return loss.item(), GradientsParams.from_grads(loss.backward(), model)
+
+    def parts():
+        rt.random.seed(5)
+        optimizer = ro.LBFGSConfig(max_iter=3, history_size=4, line_search=search).init()
+        return LinearConfig(4, 2).init(Autodiff(device)), optimizer, StepLrSchedulerConfig(0.5, 2, 0.9).init()
+
+    def go(model, optimizer, scheduler, count):
+        for _ in range(count):
+            model, _ = optimizer.step(scheduler.step(), model, closure)
+        return model, optimizer, scheduler
+
+    def bits(model, optimizer, *_):
+        return [p.numpy().tobytes() for p in model.params()], optimizer.history.iterations, len(optimizer.history.pairs)
+
+    straight = bits(*go(*parts(), 6))
+    now = go(*parts(), 2)
+    for at in ("a", "b"):
+        TrainingRecord.capture(*now, GradientsAccumulator()).save(RECORDER, tmp_path / at)
+        back = TrainingRecord.load(RECORDER, tmp_path / at, device).restore(*parts(), device)
+        now = go(back.model, back.optimizer, back.scheduler, 2)
+    assert bits(*now) == straight and straight[2] > 0
