@@ -34,6 +34,7 @@ from .ops import bitwise as _bitwise
 from .ops import compare as _compare
 from .ops import conv as _conv
 from .ops import cross_entropy as _cross_entropy
+from .ops import ctc as _ctc
 from .ops import dropout as _dropout
 from .ops import einsum as _einsum
 from .ops import index as _index
@@ -58,6 +59,7 @@ from .ops.bitwise import *  # noqa: F403
 from .ops.compare import *  # noqa: F403
 from .ops.conv import *  # noqa: F403
 from .ops.cross_entropy import *  # noqa: F403
+from .ops.ctc import *  # noqa: F403
 from .ops.dropout import *  # noqa: F403
 from .ops.einsum import *  # noqa: F403
 from .ops.index import *  # noqa: F403
@@ -93,6 +95,7 @@ __all__ += _bitwise.__all__
 __all__ += _compare.__all__
 __all__ += _conv.__all__
 __all__ += _cross_entropy.__all__
+__all__ += _ctc.__all__
 __all__ += _dropout.__all__
 __all__ += _einsum.__all__
 __all__ += _index.__all__

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import FLOATING, INT64, INTEGER, UINT64
+from ..dtypes import FLOAT32, FLOATING, HALF, INT64, INTEGER, UINT64
 from ..operation import Composite, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
@@ -197,7 +197,7 @@ def cross_entropy(
         weight = as_tensor(weight, logits, "cross_entropy").detach()
         if weight.shape != (classes,):
             raise ValueError(f"cross_entropy: weight must have the shape ({classes},), got {weight.shape}")
-        weight = cast(weight, logits.dtype)
+        weight = cast(weight, FLOAT32 if logits.dtype in HALF else logits.dtype)
     if targets.dtype in FLOATING:
         if targets.shape != logits.shape:
             raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import FLOAT32, HALF
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair
@@ -185,7 +186,7 @@ def binary_cross_entropy_with_logits(
     name = "binary_cross_entropy_with_logits"
     if pos_weight is not None:
         logits = floating(logits, name)
-        pos_weight = single(cast(as_tensor(pos_weight, logits, name).detach(), logits.dtype))
+        pos_weight = cast(as_tensor(pos_weight, logits, name).detach(), FLOAT32 if logits.dtype in HALF else logits.dtype)
         check_broadcast(logits.shape, pos_weight.shape, name)
     return _pointwise(name, lambda x, y: apply(_binary, (x, y, pos_weight)), logits, target, reduction)
 
