@@ -23,7 +23,7 @@ import numpy as np
 
 import ruda_tensor as rt
 
-from . import checks
+from . import checks, records
 from .inputs import rows
 from .measure import Times, interleave
 from .worker import LIBRARIES, Library
@@ -43,13 +43,14 @@ CASES = {
     "chain": Case("overhead", "400-op chain on 8x8, forward + backward, per op", 400, "<= 3.5 us on a CPU"),
     "linear": Case("step", "training step of Linear(2, 1), batch 32, Adam"),
     "mlp": Case("mlp", "training step of MLP 784-256-256-10, batch 64, Adam", 1, "<= torch fused"),
+    "char_gpt": Case("gpt", "training step of char-GPT, 4 x 128, window 128, batch 16, AdamW", 1, "<= torch"),
     "adamw": Case("adamw", "AdamW update of 16.8 M parameters", 1, "<= torch fused"),
     "softmax": Case("kernels", "softmax, forward + backward", 1, "<= torch"),
     "layer_norm": Case("kernels", "layer_norm, forward + backward", 1, "<= torch"),
     "gelu": Case("kernels", "gelu (tanh), forward + backward", 1, "<= torch"),
     "conv2d": Case("kernels", "conv2d 32x16x28x28, 3x3 to 32 channels, forward + backward", 1, "<= torch"),
 }
-SECTIONS = ["overhead", "step", "mlp", "adamw", "kernels", "memory", "import", "copy"]
+SECTIONS = ["overhead", "step", "mlp", "gpt", "adamw", "kernels", "records", "memory", "import", "copy"]
 HEAD = ("case", "candidate", "time", "ours / it", "quartiles", "goal")
 WIDTHS = (62, 34, 12, 9, 13, 18)
 
@@ -105,6 +106,24 @@ def run_case(name: str, case: Case, libraries: list[Library], on_gpu: bool, roun
              "" if is_ours else f"{low:.2f} - {high:.2f}", case.goal if is_ours else "")
         lines.append({"candidate": label, "seconds": seconds, "ratio": [low, middle, high]})
     return {"case": name, "title": title, "goal": case.goal, "lines": lines}
+
+
+def run_records(rounds: int) -> list[dict[str, Any]]:
+    """Save and load of a record beside plain reading and writing."""
+    saves, loads, one, peak, size = records.measured(rounds)
+    found = []
+    for title, times, goal in (("saving", saves, ">= 80 % of its rate"), ("loading", loads, ">= 80 % of its rate")):
+        lines = []
+        for label in times.seconds:
+            low, middle, high = times.ratio("ruda", label)
+            ours = label == "ruda"
+            show(f"{title} a record of {size >> 20} MiB" if ours else "", label, duration(times.median(label)),
+                 "" if ours else f"{middle:.2f}", "" if ours else f"{low:.2f} - {high:.2f}", goal if ours else "")
+            lines.append({"candidate": label, "seconds": times.median(label), "ratio": [low, middle, high]})
+        found.append({"case": title, "lines": lines})
+    show(f"loading one of {records.ARRAYS} arrays of it", "ruda", duration(one), "", "", "not the rest")
+    show("peak of memory while it is saved, beyond the model", "ruda", f"{100 * peak:.2f} %", "", "", "< 5 %")
+    return [*found, {"case": "one array", "seconds": one}, {"case": "peak of a save", "share": peak}]
 
 
 def run_checks(sections: list[str], device: rt.Device) -> list[dict[str, Any]]:
@@ -168,6 +187,8 @@ def show_all(sections: list[str], device: rt.Device, options: argparse.Namespace
     results = [run_case(n, c, libraries, device.kind == "cuda", options.rounds) for n, c in cases.items()]
     for library in libraries:
         library.close()
+    if "records" in sections:
+        results += run_records(options.rounds)
     results += run_checks(sections, device)
     if options.json:
         figures = {"about": about, "argv": sys.argv[1:], "cases": {c.pop("case"): c for c in results}}

@@ -9,6 +9,7 @@ from ruda_autodiff import Autodiff, vjp
 from ruda_nn import Linear, LinearConfig, Module, Param
 from ruda_optim import AdamConfig, AdamWConfig, GradientsParams
 
+from .char_gpt import made, window
 from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
 from .measure import Run
 
@@ -42,8 +43,8 @@ def chain(device: rt.Device) -> Run:
     return run
 
 
-def _trained(model: Any, loss_of: Callable[[Any], rt.Tensor]) -> Run:
-    optimizer = AdamConfig().init()
+def _trained(model: Any, loss_of: Callable[[Any], rt.Tensor], config: Any = None) -> Run:
+    optimizer = (config or AdamConfig()).init()
 
     def run() -> None:
         nonlocal model
@@ -61,6 +62,17 @@ def mlp(device: rt.Device) -> Run:
 def linear(device: rt.Device) -> Run:
     x, y = rt.tensor(normal(32, 2), device=device), rt.tensor(normal(32, 1), device=device)
     return _trained(LinearConfig(2, 1).init(Autodiff(device)), lambda model: (model(x) - y).square().mean())
+
+
+def char_gpt(device: rt.Device) -> Run:
+    ids, following = [rt.tensor(a, device=device) for a in window()]
+    following = rt.reshape(following, (-1,))
+
+    def loss_of(model: Any) -> rt.Tensor:
+        scores = model(ids)
+        return rt.cross_entropy(rt.reshape(scores, (-1, scores.shape[-1])), following)
+
+    return _trained(made(device), loss_of, AdamWConfig())
 
 
 def adamw(device: rt.Device) -> Run:
@@ -108,7 +120,7 @@ def conv2d(device: rt.Device) -> Run:
     return _pulled(lambda x, w: rt.conv2d(x, w, padding=1), g, x, weight)
 
 
-WORKLOADS = {f.__name__: f for f in (chain, mlp, linear, adamw, softmax, layer_norm, gelu, conv2d)}
+WORKLOADS = {f.__name__: f for f in (chain, mlp, linear, char_gpt, adamw, softmax, layer_norm, gelu, conv2d)}
 
 
 def agreeing(result: Any) -> list:

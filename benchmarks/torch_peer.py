@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .char_gpt import torch_model, window
 from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
 from .measure import Run
 
@@ -38,8 +39,8 @@ def chain(device: str) -> Run:
     return run
 
 
-def _trained(model: nn.Module, loss_of: Callable[[], torch.Tensor], fused: bool) -> Run:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused or None)
+def _trained(model: nn.Module, loss_of: Callable[[], torch.Tensor], fused: bool, kind: Any = torch.optim.Adam) -> Run:
+    optimizer = kind(model.parameters(), lr=1e-3, fused=fused or None)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -84,6 +85,13 @@ def linear(device: str, fused: bool = False) -> Run:
     model = nn.Linear(2, 1).to(device)
     x, y = torch.tensor(normal(32, 2), device=device), torch.tensor(normal(32, 1), device=device)
     return _trained(model, lambda: (model(x) - y).square().mean(), fused)
+
+
+def char_gpt(device: str) -> Run:
+    model, (ids, following) = torch_model(device), [torch.tensor(a, device=device) for a in window()]
+    return _trained(
+        model, lambda: F.cross_entropy(model(ids).flatten(0, 1), following.flatten()), True, torch.optim.AdamW
+    )
 
 
 def adamw(device: str) -> Run:
@@ -133,6 +141,7 @@ def workloads(device: str) -> dict[str, dict[str, Callable[[], Run]]]:
     if device == "cuda":
         found["mlp"]["torch CUDA graph"] = lambda: mlp_graph(device)
     found["adamw"] = {"torch fused": lambda: adamw(device)}
+    found["char_gpt"] = {"torch fused AdamW": lambda: char_gpt(device)}
     return found
 
 
