@@ -26,7 +26,7 @@ class Encoder:
     """Walks the data once: `header` is its msgpack, `arrays` holds (segment, array, position of the crc32 in it)."""
 
     def __init__(self, data: Any, settings: PrecisionSettings):
-        self.settings = settings
+        self.data, self.settings = data, settings
         self.arrays: list[tuple[Segment, np.ndarray, int]] = []
         self.data_bytes = 0
         self._packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")

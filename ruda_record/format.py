@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .blocks import Access, Block, checksums
 from .decode import Decoder
 from .encode import Encoder
 from .errors import RecorderError, quote
@@ -25,26 +26,70 @@ from .layout import ALIGNMENT, MAX_HEADER, Segment, align, little_endian
 MAGIC = b"\x89RUDA\r\n\x1a"  # a byte over 127 and both line endings: text conversions damage it visibly
 VERSION = 1
 PRELUDE = struct.Struct("<8sIIQ")
-CHUNK = 1 << 20  # bytes that are checksummed and copied at a time: they stay in the cache in between
+CHUNK = 1 << 18  # bytes that are checksummed and copied at a time: they stay in the cache in between
 
 
 def write_record(file: BinaryIO, encoded: Encoder) -> None:
     """Write what `encoded` holds into a seekable file: the arrays first, since the header has their checksums."""
-    header = encoded.header
-    start = align(PRELUDE.size + len(header) + 4)
-    file.seek(start)
-    for segment, array, position in encoded.arrays:
+    access, start = Access(file), _data_start(encoded)
+    segments = [segment for segment, _, _ in encoded.arrays]
+
+    def write(block: Block) -> int:
+        segment, array, _ = encoded.arrays[block.index]
+        if block.begin or not block.last:
+            size = segment.dtype.itemsize
+            array = array.reshape(-1)[block.begin // size : block.end // size]
+        crc, at = 0, start + segment.offset + block.begin
+        for chunk in stored_chunks(segment, array):
+            crc = zlib.crc32(chunk, crc)
+            access.write(chunk, at)
+            at += len(chunk)
+        if block.last:
+            access.write(bytes(align(segment.nbytes) - segment.nbytes), at)
+        return crc
+
+    crcs = checksums(segments, write, lambda index: not encoded.arrays[index][1].flags.c_contiguous, access.threads)
+    _fill_in(encoded, crcs)
+    access.write(_front(encoded), 0)
+
+
+def _fill_in(encoded: Encoder, crcs: Iterable[int]) -> None:
+    for (_, _, position), crc in zip(encoded.arrays, crcs):
+        struct.pack_into(">I", encoded.header, position, crc)  # msgpack's integers are big-endian
+
+
+def stream_record(file: BinaryIO, encoded: Encoder) -> None:
+    """Write the same bytes from first to last, into a file that cannot seek: the checksums take a pass of their own."""
+    crcs = []
+    for segment, array, _ in encoded.arrays:
         crc = 0
-        for chunk in _chunks(array):
-            stored = little_endian(_converted(chunk, segment)).view(np.uint8).data
-            crc = zlib.crc32(stored, crc)
-            file.write(stored)
+        for chunk in stored_chunks(segment, array):
+            crc = zlib.crc32(chunk, crc)
+        crcs.append(crc)
+    _fill_in(encoded, crcs)
+    file.write(_front(encoded))
+    for segment, array, _ in encoded.arrays:
+        for chunk in stored_chunks(segment, array):
+            file.write(chunk)
         file.write(bytes(align(segment.nbytes) - segment.nbytes))
-        struct.pack_into(">I", header, position, crc)  # msgpack's integers are big-endian
-    file.seek(0)
-    front = PRELUDE.pack(MAGIC, VERSION, len(header), start + encoded.data_bytes) + header
+
+
+def _data_start(encoded: Encoder) -> int:
+    return align(PRELUDE.size + len(encoded.header) + 4)
+
+
+def _front(encoded: Encoder) -> bytes:
+    """Everything before the data area."""
+    start = _data_start(encoded)
+    front = PRELUDE.pack(MAGIC, VERSION, len(encoded.header), start + encoded.data_bytes) + encoded.header
     front += struct.pack("<I", zlib.crc32(front))
-    file.write(front + bytes(start - len(front)))
+    return front + bytes(start - len(front))
+
+
+def stored_chunks(segment: Segment, array: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of an array as they are stored, piece by piece."""
+    for chunk in _chunks(array):
+        yield little_endian(_converted(chunk, segment)).view(np.uint8).data
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -87,20 +132,16 @@ class RecordReader:
         header = file.read(header_bytes)
         if file.read(4) != struct.pack("<I", zlib.crc32(header, zlib.crc32(prelude))):
             raise RecorderError("the header is damaged: its checksum is wrong")
-        self._expect_zeros(self.start - PRELUDE.size - header_bytes - 4, "the header")
+        _expect_zeros(memoryview(file.read(self.start - PRELUDE.size - header_bytes - 4)), "the header")
         decoded = Decoder(header, length - self.start)
         self.version, self.precision = VERSION, decoded.precision
         self.data, self.segments = decoded.data, decoded.segments
 
     def load(self) -> Any:
         """The data, with arrays of its own, after every byte has been verified."""
-        self._file.seek(self.start)
-        arrays = []
-        for segment in self.segments:
-            array = np.empty(segment.shape, segment.dtype)
-            self._read(segment, array.reshape(-1).view(np.uint8).data)
-            arrays.append(little_endian(array))
-        return self._with(arrays)
+        arrays = [np.empty(segment.shape, segment.dtype) for segment in self.segments]
+        self._read(self.segments, arrays)
+        return self._with([little_endian(array) for array in arrays])
 
     def map(self) -> Any:
         """The data, with read-only arrays that the system reads from the file when they are looked at; unverified."""
@@ -113,36 +154,48 @@ class RecordReader:
         return self._with(arrays)
 
     def verify(self) -> None:
-        """Compare every byte with its checksum, in a megabyte of memory."""
-        self._file.seek(self.start)
-        scratch = memoryview(bytearray(CHUNK))
-        for segment in self.segments:
-            self._read(segment, scratch)
+        """Compare every byte with its checksum, in little memory."""
+        self._read(self.segments, None)
 
-    def _read(self, segment: Segment, target: memoryview) -> None:
-        """Read and verify an array, into `target` or, where that is shorter, over and over it."""
-        done = crc = 0
-        while done < segment.nbytes:
-            begin = done % len(target)
-            part = target[begin : begin + min(CHUNK, segment.nbytes - done)]
-            count = self._file.readinto(part)  # type: ignore[attr-defined]
-            if not count:
-                raise RecorderError(f"cut short while it was read, in {quote(segment.place)}")
-            crc = zlib.crc32(part[:count], crc)
-            done += count
-        if crc != segment.crc:
-            raise RecorderError(
-                f"{quote(segment.place)} is damaged: the checksum of its bytes is {crc:08x}, expected {segment.crc:08x}"
-            )
-        self._expect_zeros(align(done) - done, quote(segment.place))
+    def one(self, segment: Segment) -> np.ndarray:
+        """One array, verified; nothing else of the data area is read."""
+        array = np.empty(segment.shape, segment.dtype)
+        self._read([segment], [array])
+        return little_endian(array)
 
-    def _expect_zeros(self, count: int, before: str) -> None:
-        if self._file.read(count) != bytes(count):
-            raise RecorderError(f"damaged: the {count} bytes behind {before} are not all zero")
+    def _read(self, segments: list[Segment], arrays: list[np.ndarray] | None) -> None:
+        """Read and verify arrays, into `arrays` or, without them, into a buffer that is used again and again."""
+        access = Access(self._file)
+
+        def read(block: Block) -> int:
+            segment, crc = segments[block.index], 0
+            whole = None if arrays is None else arrays[block.index].reshape(-1).view(np.uint8).data
+            scratch = memoryview(bytearray(min(CHUNK, block.end - block.begin))) if whole is None else None
+            for at in range(block.begin, block.end, CHUNK):
+                to = min(at + CHUNK, block.end)
+                part = scratch[: to - at] if scratch is not None else whole[at:to]  # type: ignore[index]
+                access.read(part, self.start + segment.offset + at)
+                crc = zlib.crc32(part, crc)
+            if block.last:
+                zeros = memoryview(bytearray(align(segment.nbytes) - segment.nbytes))
+                access.read(zeros, self.start + segment.offset + segment.nbytes)
+                _expect_zeros(zeros, quote(segment.place))
+            return crc
+
+        for segment, crc in zip(segments, checksums(segments, read, lambda index: False, access.threads)):
+            if crc != segment.crc:
+                raise RecorderError(
+                    f"{quote(segment.place)} is damaged: the checksum of its bytes is {crc:08x}, expected {segment.crc:08x}"
+                )
 
     def _with(self, arrays: list[np.ndarray]) -> Any:
         following = iter(arrays)
-        return _replace(self.data, lambda segment: next(following))
+        return replace_segments(self.data, lambda segment: next(following))
+
+
+def _expect_zeros(found: memoryview, before: str) -> None:
+    if any(found):
+        raise RecorderError(f"damaged: the {len(found)} bytes behind {before} are not all zero")
 
 
 def _check_prelude(prelude: bytes, length: int) -> tuple[int, int]:
@@ -166,14 +219,14 @@ def _check_prelude(prelude: bytes, length: int) -> tuple[int, int]:
     return header_bytes, start
 
 
-def _replace(value: Any, array_of: Callable[[Segment], np.ndarray]) -> Any:
+def replace_segments(value: Any, array_of: Callable[[Segment], np.ndarray]) -> Any:
     """The same data with arrays in the places of the segments, in the order of the header; lists and dicts in place."""
     kind = type(value)
     if kind is Segment:
         return array_of(value)
     if kind is dict or kind is list:
         for key, item in value.items() if kind is dict else enumerate(value):
-            value[key] = _replace(item, array_of)
+            value[key] = replace_segments(item, array_of)
     elif kind is tuple:
-        return tuple(_replace(item, array_of) for item in value)
+        return tuple(replace_segments(item, array_of) for item in value)
     return value

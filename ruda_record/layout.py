@@ -59,12 +59,16 @@ class Place:
         self.parent, self.key = parent, key
         self.depth = 0 if parent is None else parent.depth + 1
 
-    def __str__(self) -> str:
+    def keys(self) -> tuple[str | int, ...]:
+        """The keys from the top to here."""
         place, keys = self, []
         while place.parent is not None:
-            keys.append(shorten(str(place.key)).replace("~", "~0").replace("/", "~1"))
+            keys.append(place.key)
             place = place.parent
-        return "".join(f"/{key}" for key in reversed(keys))
+        return tuple(reversed(keys))
+
+    def __str__(self) -> str:
+        return "".join("/" + shorten(str(key)).replace("~", "~0").replace("/", "~1") for key in self.keys())
 
 
 @dataclass(frozen=True, slots=True)

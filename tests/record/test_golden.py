@@ -6,8 +6,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 
-from ruda_record import BinBytesRecorder, BinFileRecorder
+from ruda_record import BinBytesRecorder, BinFileRecorder, NamedMpkFileRecorder, PrettyJsonFileRecorder
 
 from ._helpers import assert_same
 
@@ -30,6 +31,12 @@ DATA = {
 }  # fmt: skip
 
 
+TREES = {
+    NamedMpkFileRecorder: "9e05716689c8471c046bbdff49fd88609d538f6ae96610a01863412542092b0a",
+    PrettyJsonFileRecorder: "fa681bc83f32e59f5bbae5c72ae4247e7264362f9d774b31bf0dd410224d57c7",
+}
+
+
 def test_the_golden_file_loads():
     assert hashlib.sha256(GOLDEN.read_bytes()).hexdigest() == SHA256
     assert_same(BinFileRecorder().load(GOLDEN), DATA)
@@ -38,3 +45,11 @@ def test_the_golden_file_loads():
 
 def test_its_bytes_are_written_again():
     assert BinBytesRecorder().save(DATA) == GOLDEN.read_bytes()
+
+
+@pytest.mark.parametrize("kind", TREES, ids=lambda kind: kind.suffix)
+def test_the_golden_trees_load_and_are_written_again(kind, tmp_path):
+    golden = GOLDEN.with_suffix(kind.suffix)
+    assert hashlib.sha256(golden.read_bytes()).hexdigest() == TREES[kind]
+    assert_same(kind().load(golden), DATA)
+    assert kind().save(DATA, tmp_path / "a").read_bytes() == golden.read_bytes()
