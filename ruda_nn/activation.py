@@ -10,6 +10,7 @@ from typing import Any
 import ruda_tensor as rt
 from ruda_autodiff import custom_gradient
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.ops._common import floating
 
 from ._axes import positive
 from .config import Config, is_number
@@ -19,8 +20,9 @@ from .module import Module
 from .param import Param
 
 
-def _once(x: rt.Tensor, f: Callable[[rt.Tensor], rt.Tensor]) -> rt.Tensor:
+def _once(layer: Module, x: rt.Tensor, f: Callable[[rt.Tensor], rt.Tensor]) -> rt.Tensor:
     """f(x), computed in float32 for half types and rounded once."""
+    x = floating(x, type(layer).__name__)
     return f(x.astype(rt.float32)).astype(x.dtype) if x.dtype in HALF else f(x)
 
 
@@ -112,7 +114,7 @@ class Celu(Module):
         _setting("Celu", "alpha", self.alpha, is_number(self.alpha) and self.alpha > 0, "a number > 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.relu(x) + rt.expm1(_below(x) / self.alpha) * self.alpha)
+        return _once(self, x, lambda x: rt.relu(x) + rt.expm1(_below(x) / self.alpha) * self.alpha)
 
 
 class Selu(Module):
@@ -123,7 +125,7 @@ class Selu(Module):
     """
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.elu(x, 1.6732632423543772) * 1.0507009873554805)
+        return _once(self, x, lambda x: rt.elu(x, 1.6732632423543772) * 1.0507009873554805)
 
 
 class Gelu(Module):
@@ -161,7 +163,7 @@ class Mish(Module):
     """
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, rt.mish)
+        return _once(self, x, rt.mish)
 
 
 class Sigmoid(Module):
@@ -228,7 +230,7 @@ class Softsign(Module):
     """
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, _softsign)
+        return _once(self, x, _softsign)
 
 
 class HardSigmoid(Module):
@@ -247,7 +249,7 @@ class HardSigmoid(Module):
             _setting("HardSigmoid", name, value, is_number(value), "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.clip(x * self.alpha + self.beta, 0.0, 1.0))
+        return _once(self, x, lambda x: rt.clip(x * self.alpha + self.beta, 0.0, 1.0))
 
 
 class HardSwish(Module):
@@ -258,7 +260,7 @@ class HardSwish(Module):
     """
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: x * (rt.relu6(x + 3.0) / 6.0))
+        return _once(self, x, lambda x: x * (rt.relu6(x + 3.0) / 6.0))
 
 
 class HardShrink(Module):
@@ -274,7 +276,7 @@ class HardShrink(Module):
         _setting("HardShrink", "lambd", self.lambd, is_number(self.lambd) and self.lambd >= 0, "a number >= 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x))
+        return _once(self, x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x))
 
 
 class SoftShrink(Module):
@@ -290,7 +292,7 @@ class SoftShrink(Module):
         _setting("SoftShrink", "lambd", self.lambd, is_number(self.lambd) and self.lambd >= 0, "a number >= 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x - rt.sign(x) * self.lambd))
+        return _once(self, x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x - rt.sign(x) * self.lambd))
 
 
 class ThresholdedRelu(Module):
@@ -306,7 +308,7 @@ class ThresholdedRelu(Module):
         _setting("ThresholdedRelu", "alpha", self.alpha, is_number(self.alpha), "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return _once(x, lambda x: rt.where(x <= self.alpha, 0.0, x))
+        return _once(self, x, lambda x: rt.where(x <= self.alpha, 0.0, x))
 
 
 class Softmax(Module):
@@ -345,11 +347,11 @@ class PRelu(Module):
     weight: Param
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
-        n = self.weight.size
+        n, x = self.weight.size, floating(x, "PRelu")
         if n > 1 and (x.ndim < 2 or x.shape[1] != n):
             raise ValueError(f"PRelu: x has shape {x.shape}, and needs {n} channels on axis 1; PReluConfig() has one for all")
         weight = self.weight if n == 1 else rt.reshape(self.weight, (n,) + (1,) * (x.ndim - 2))
-        return _once(x, lambda x: rt.relu(x) + _below(x) * weight.astype(x.dtype))
+        return _once(self, x, lambda x: rt.relu(x) + _below(x) * weight.astype(x.dtype))
 
 
 class PReluConfig(Config):

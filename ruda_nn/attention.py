@@ -203,6 +203,7 @@ class MultiHeadAttentionConfig(Config):
         )  # fmt: skip
 
     def _check(self) -> None:
+        self.require_bools()
         for field in ("d_model", "n_heads"):
             self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
         for field in ("n_kv_heads", "d_head", "d_context"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from typing import Any, dataclass_transform
+from typing import Any, NoReturn, dataclass_transform
+
+from .fields import SignatureOfFields, declare, fill
 
 
 @dataclass_transform(frozen_default=True)
@@ -18,15 +20,56 @@ class Config:
     LinearConfig(d_in=2, d_out=1, bias=False, initializer=None)
     """
 
+    __signature__ = SignatureOfFields()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        dataclasses.dataclass(frozen=True)(cls)
+        declare(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fill(self, args, kwargs)
+
+    __init__.fills = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        self._frozen(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self._frozen(name)
+
+    def _frozen(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        raise dataclasses.FrozenInstanceError(
+            f"{kind} is not changed in place (here: {kind}.{name}); make a changed one: config = config.with_{name}(value)"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared() == other._compared() if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple:
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr]  # type: ignore[arg-type]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        how = f"; make what they describe: {type(self).__name__}(...).init(device)" if hasattr(type(self), "init") else ""
+        raise TypeError(f"{type(self).__name__} holds settings, and is not called{how}")
 
     def __getattr__(self, name: str) -> Any:
         field = name.removeprefix("with_")
         known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
         if name.startswith("with_") and field in known:
-            return lambda value: dataclasses.replace(self, **{field: value})  # type: ignore[type-var]
+
+            def changed(value: Any) -> Any:
+                return dataclasses.replace(self, **{field: value})  # type: ignore[type-var]
+
+            changed.__qualname__ = f"{type(self).__name__}.{name}"
+            return changed
         raise AttributeError(f"{type(self).__name__} has no {name!r}; its settings are {', '.join(known)}")
 
     def require(self, ok: bool, field: str, allowed: str) -> None:
@@ -34,6 +77,12 @@ class Config:
         if not ok:
             value = getattr(self, field)
             raise ValueError(f"{type(self).__name__}: {field}={value!r} is not allowed; give {allowed}")
+
+    def require_bools(self) -> None:
+        """Raise unless every field that is declared a bool holds one: "False", None and 0 are mistakes more often."""
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            if f.type in ("bool", bool):
+                self.require(isinstance(getattr(self, f.name), bool), f.name, "True or False")
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain data, for records: what a restore is compared with."""

@@ -177,6 +177,7 @@ class ConvTranspose2dConfig(Config):
 def _parts(config: Any, axes: int, device: Any, transposed: bool = False) -> dict[str, Any]:
     """Check a configuration and return the fields that all convolutions have."""
     positive(config, "in_channels", "out_channels", "groups")
+    config.require_bools()
     kernel = per_axis(config, "kernel_size", axes, 1)
     stride, dilation = per_axis(config, "stride", axes, 1), per_axis(config, "dilation", axes, 1)
     padding = config.padding

@@ -5,9 +5,10 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.ops._common import floating
 
 from ._axes import positive
-from .config import Config
+from .config import Config, is_whole
 from .initializers import Initializer
 from .linear import Linear, LinearConfig
 from .module import Module
@@ -48,7 +49,12 @@ class Glu(Module):
 
     axis: int = -1
 
+    def __post_init__(self) -> None:
+        if not is_whole(self.axis):
+            raise ValueError(f"Glu: axis={self.axis!r} is not allowed; give an integer")
+
     def forward(self, x: rt.Tensor) -> rt.Tensor:
+        x = floating(x, "Glu")
         if not -x.ndim <= self.axis < x.ndim or x.shape[self.axis] % 2:
             raise ValueError(f"Glu: axis {self.axis} of x with shape {x.shape} must be there and of even size; Glu(axis=1)")
         half, axis = x.shape[self.axis] // 2, self.axis % x.ndim
@@ -86,5 +92,6 @@ class SwiGluConfig(Config):
     def init(self, device: Any = None) -> SwiGlu:
         """Return the layer on a device; on a recording device its parameters are tracked."""
         positive(self, "d_in", "d_out")
+        self.require_bools()
         linear = LinearConfig(self.d_in, self.d_out, bias=self.bias, initializer=self.initializer)
         return SwiGlu(gate=linear.init(device), up=linear.init(device))

@@ -46,6 +46,7 @@ class LinearConfig(Config):
         """Return the layer on a device; on a recording device its parameters are tracked."""
         for field in ("d_in", "d_out"):
             self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
+        self.require_bools()
         self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
         make, initializer = Creation(device), self.initializer or KaimingUniform()
         weight = make.param(initializer, (self.d_in, self.d_out), self.d_in, self.d_out)

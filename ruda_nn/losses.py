@@ -23,12 +23,6 @@ def require_reduction(config: Any) -> None:
     config.require(config.reduction in REDUCTIONS, "reduction", "'mean', 'sum' or 'none'")
 
 
-def require_bool(config: Any, *fields: str) -> None:
-    """Refuse a configuration whose switches are no bools."""
-    for field in fields:
-        config.require(isinstance(getattr(config, field), bool), field, "True or False")
-
-
 def reduced(losses: rt.Tensor, reduction: str, dtype: Any) -> rt.Tensor:
     """Return the mean or sum of the losses, or themselves, rounded to `dtype`."""
     if reduction == "mean":
@@ -240,7 +234,7 @@ class PoissonNllLossConfig(Config):
 
     def init(self, device: Any = None) -> PoissonNllLoss:
         """Return the loss; it holds nothing that has a device."""
-        require_bool(self, "log_input", "full")
+        self.require_bools()
         self.require(is_number(self.eps) and self.eps >= 0, "eps", "a finite number >= 0")
         require_reduction(self)
         return PoissonNllLoss(self.log_input, self.full, self.eps, self.reduction)

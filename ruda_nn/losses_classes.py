@@ -8,7 +8,7 @@ import ruda_tensor as rt
 from ruda_tensor.devices import resolve_device
 
 from .config import Config, is_number, is_whole
-from .losses import REDUCTIONS, operands, reduced, require_bool, require_reduction, wide
+from .losses import REDUCTIONS, operands, reduced, require_reduction, wide
 from .module import Module
 
 LEAST = math.sqrt(2.0**-126)  # 1.08e-19: what a probability is taken to be at least, before its logarithm
@@ -119,7 +119,7 @@ class CrossEntropyLossConfig(Config):
         self.require(is_number(smoothing) and 0.0 <= smoothing <= 1.0, "label_smoothing", "a number in [0, 1]")
         require_reduction(self)
         self.require(is_whole(self.axis), "axis", "an integer")
-        require_bool(self, "logits")
+        self.require_bools()
         weight = _constant(self, "weight", device)
         self.require(weight is None or weight.ndim == 1, "weight", "one number >= 0 for each class")
         return CrossEntropyLoss(
@@ -180,7 +180,7 @@ class BinaryCrossEntropyLossConfig(Config):
 
     def init(self, device: Any = None) -> BinaryCrossEntropyLoss:
         """Return the loss, with its weights on a device."""
-        require_bool(self, "logits")
+        self.require_bools()
         require_reduction(self)
         self.require(self.pos_weight is None or self.logits, "pos_weight", "None for probabilities, or set logits=True")
         weights = _constant(self, "weight", device), _constant(self, "pos_weight", device)
@@ -228,7 +228,7 @@ class KlDivLossConfig(Config):
 
     def init(self, device: Any = None) -> KlDivLoss:
         """Return the loss; it holds nothing that has a device."""
-        require_bool(self, "log_target")
+        self.require_bools()
         allowed = self.reduction in (*REDUCTIONS, "batchmean")
         self.require(allowed, "reduction", "'mean', 'batchmean', 'sum' or 'none'")
         return KlDivLoss(self.log_target, self.reduction)

@@ -6,7 +6,7 @@ from typing import Any
 import ruda_tensor as rt
 
 from .config import Config, is_whole
-from .losses import require_bool, require_reduction
+from .losses import require_reduction
 from .module import Module
 
 
@@ -55,6 +55,6 @@ class CtcLossConfig(Config):
     def init(self, device: Any = None) -> CtcLoss:
         """Return the loss; it holds nothing that has a device."""
         self.require(is_whole(self.blank) and self.blank >= 0, "blank", "an integer >= 0")
-        require_bool(self, "zero_infinity")
+        self.require_bools()
         require_reduction(self)
         return CtcLoss(self.blank, self.zero_infinity, self.reduction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, dataclass_transform
+from typing import Any, NoReturn, dataclass_transform
 
 import ruda_tensor as rt
 from ruda_autodiff import Autodiff
@@ -13,6 +13,7 @@ from ruda_tensor.dtypes import FLOATING, HALF, FloatDType, as_dtype
 from ruda_tensor.tensor import Tensor
 
 from .buffers import Buffer
+from .fields import SignatureOfFields, advice, declare, fill
 from .param import Param
 from .records import pack_params, restored
 
@@ -33,6 +34,8 @@ class Module:
     6.0
     """
 
+    __signature__ = SignatureOfFields()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, value in vars(cls).items():
@@ -41,8 +44,20 @@ class Module:
                     f"{cls.__name__}.{name} is a value of the class, which all its instances would share; declare the "
                     f"field ({name}: {type(value).__name__}) and give each its own: {cls.__name__}({name}=...)"
                 )
-        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        cls.__setattr__ = cls.__delattr__ = _frozen  # type: ignore[assignment, method-assign]
+        declare(cls)
+        if vars(cls).get("__annotations__") and "__init__" not in vars(cls):
+            cls.__init__ = Module.__init__  # type: ignore[method-assign]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fill(self, args, kwargs)
+
+    __init__.fills = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        _frozen(self, name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        _frozen(self, name)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -54,8 +69,8 @@ class Module:
                 )
             if declared == "Param" and not isinstance(value, Tensor):
                 raise TypeError(
-                    f"{type(self).__name__}: {field.name} is a Param, got {type(value).__name__} {value!r}; give Param(tensor), "
-                    "or make a layer from its settings: LinearConfig(2, 1).init(device)"
+                    f"{type(self).__name__}: {field.name} is a Param, got {type(value).__name__} {value!r}; "
+                    f"give Param(tensor){advice(type(self), tuple(v for v in vars(self).values() if v is not None))}"
                 )
             if declared == "Buffer" and not isinstance(value, Buffer):
                 raise TypeError(
@@ -229,7 +244,7 @@ class Module:
         return "\n".join([f"{type(self).__name__}(", *[f"  {name}={shown}," for name, _, shown in fields], ")"])
 
 
-def _frozen(self: Module, name: str, value: Any = None) -> None:
+def _frozen(self: Module, name: str) -> NoReturn:
     kind = type(self).__name__
     known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
     if name in known:

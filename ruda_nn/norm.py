@@ -6,6 +6,7 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.ops._common import floating
 
 from ._axes import positive
 from .buffers import Buffer
@@ -110,6 +111,8 @@ class GroupNorm(Module):
 class InstanceNorm(Module):
     """x (N, C, ...) with each channel of each example normalized over the later axes; see `rt.instance_norm`.
 
+    Errors: ValueError for another number of channels, and where a channel is a single value, of which only 0 would be left.
+
     >>> x = rt.tensor([[[1.0, 3.0], [10.0, 30.0]]], device=rt.Cpu())
     >>> InstanceNormConfig(2).init(rt.Cpu())(x).numpy().round(3)
     array([[[-1.,  1.],
@@ -122,6 +125,12 @@ class InstanceNorm(Module):
     eps: float
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
+        x = floating(x, "InstanceNorm")
+        if x.ndim > 1 and math.prod(x.shape[2:]) == 1:
+            raise ValueError(
+                f"InstanceNorm: x of shape {x.shape} has one value per channel, which normalized is 0 whatever it was; "
+                f"normalize over the channels: LayerNormConfig({self.num_features})"
+            )
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(
                 f"InstanceNorm: x has shape {x.shape}, and {self.num_features} channels are needed on axis 1; "
@@ -147,7 +156,7 @@ class LayerNormConfig(Config):
     def init(self, device: Any = None) -> LayerNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
         shape = _normalized(self)
-        _check_eps(self)
+        _check_shared(self)
         weight, bias = _affine(device, shape, self.elementwise_affine, self.bias)
         return LayerNorm(weight=weight, bias=bias, normalized_shape=shape, eps=float(self.eps))
 
@@ -166,6 +175,7 @@ class RmsNormConfig(Config):
     def init(self, device: Any = None) -> RmsNorm:
         """Return the layer on a device; on a recording device its weight is tracked."""
         shape = _normalized(self)
+        self.require_bools()
         self.require(is_number(self.eps) and self.eps > 0.0, "eps", "a number > 0")
         weight, _ = _affine(device, shape, self.elementwise_affine, False)
         return RmsNorm(weight=weight, normalized_shape=shape, eps=float(self.eps))
@@ -188,7 +198,7 @@ class BatchNormConfig(Config):
     def init(self, device: Any = None) -> BatchNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
         positive(self, "num_features")
-        _check_eps(self)
+        _check_shared(self)
         self.require(is_number(self.momentum) and 0.0 <= self.momentum <= 1.0, "momentum", "a number in [0, 1]")
         make, shape = Creation(device), (self.num_features,)
         weight, bias = _affine(device, shape, self.affine, True)
@@ -220,7 +230,7 @@ class GroupNormConfig(Config):
         """Return the layer on a device; on a recording device its parameters are tracked."""
         positive(self, "num_groups", "num_channels")
         self.require(self.num_channels % self.num_groups == 0, "num_groups", f"a divisor of {self.num_channels} channels")
-        _check_eps(self)
+        _check_shared(self)
         weight, bias = _affine(device, (self.num_channels,), self.affine, True)
         return GroupNorm(weight=weight, bias=bias, num_groups=int(self.num_groups), eps=float(self.eps))
 
@@ -239,7 +249,7 @@ class InstanceNormConfig(Config):
     def init(self, device: Any = None) -> InstanceNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
         positive(self, "num_features")
-        _check_eps(self)
+        _check_shared(self)
         weight, bias = _affine(device, (self.num_features,), self.affine, True)
         return InstanceNorm(weight=weight, bias=bias, num_features=int(self.num_features), eps=float(self.eps))
 
@@ -258,5 +268,6 @@ def _normalized(config: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in sizes)
 
 
-def _check_eps(config: Any) -> None:
+def _check_shared(config: Any) -> None:
+    config.require_bools()
     config.require(is_number(config.eps) and 0.0 <= config.eps < math.inf, "eps", "a number >= 0")

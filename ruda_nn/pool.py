@@ -5,6 +5,7 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.ops._common import floating
 
 from ._axes import per_axis
 from .config import Config
@@ -106,6 +107,7 @@ class AdaptiveAvgPool2d(Module):
     output_size: tuple[int, ...]
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
+        x = floating(x, "AdaptiveAvgPool2d")
         if x.ndim < 2 or 0 in x.shape[-2:]:
             raise ValueError(f"AdaptiveAvgPool2d: x must be (..., H, W) with H and W >= 1, got shape {x.shape}; try x[None]")
         y = x.astype(rt.float32) if x.dtype in HALF else x
@@ -182,7 +184,7 @@ class AvgPool1dConfig(Config):
 
     def init(self, device: Any = None) -> AvgPool1d:
         """Return the layer, which works on any device."""
-        return AvgPool1d(**_windows(self, 1, (1,)), count_include_pad=bool(self.count_include_pad))
+        return AvgPool1d(**_windows(self, 1, (1,)), count_include_pad=self.count_include_pad)
 
 
 class AvgPool2dConfig(Config):
@@ -200,7 +202,7 @@ class AvgPool2dConfig(Config):
 
     def init(self, device: Any = None) -> AvgPool2d:
         """Return the layer, which works on any device."""
-        return AvgPool2d(**_windows(self, 2, (1, 1)), count_include_pad=bool(self.count_include_pad))
+        return AvgPool2d(**_windows(self, 2, (1, 1)), count_include_pad=self.count_include_pad)
 
 
 class AdaptiveAvgPool2dConfig(Config):
@@ -219,10 +221,11 @@ class AdaptiveAvgPool2dConfig(Config):
 
 def _windows(config: Any, axes: int, dilation: tuple[int, ...]) -> dict[str, Any]:
     """Check a configuration and return the fields that all pools have."""
+    config.require_bools()
     kernel = per_axis(config, "kernel_size", axes, 1)
     stride = kernel if config.stride is None else per_axis(config, "stride", axes, 1)
     padding = per_axis(config, "padding", axes, 0)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation)]
     fits = all(2 * p <= r for p, r in zip(padding, reach))
     config.require(fits, "padding", f"at most half of a window, which spans {tuple(reach)}")
-    return {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": bool(config.ceil_mode)}
+    return {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": config.ceil_mode}

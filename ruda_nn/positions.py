@@ -15,6 +15,7 @@ import numpy as np
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF, promote_types
+from ruda_tensor.ops._common import floating
 
 from .config import Config, is_number, is_whole
 from .module import Module
@@ -72,9 +73,10 @@ class Rotary(Module):
     theta: float
 
     def forward(self, x: rt.Tensor, offset: int = 0) -> rt.Tensor:
-        offset, n = _check_offset("Rotary", offset), self.dims
+        offset, n, x = _check_offset("Rotary", offset), self.dims, floating(x, "Rotary")
         if x.ndim < 2 or x.shape[-1] < n:
-            raise ValueError(f"Rotary: rotates {n} features of x [..., T, D], got {x.shape}; RotaryConfig(d_head={x.shape[-1:]})")
+            fitting = "x[None]" if x.ndim < 2 else f"RotaryConfig(d_head={x.shape[-1]})"
+            raise ValueError(f"Rotary: rotates {n} features of x [..., T, D], got {x.shape}; {fitting}")
         if x.dtype in HALF:
             return self.forward(x.astype(rt.float32), offset).astype(x.dtype)
         if x.shape[-1] > n:
@@ -130,7 +132,7 @@ class SinusoidalPositions(Module):
     theta: float
 
     def forward(self, x: rt.Tensor, offset: int = 0) -> rt.Tensor:
-        offset = _check_offset("SinusoidalPositions", offset)
+        offset, x = _check_offset("SinusoidalPositions", offset), floating(x, "SinusoidalPositions")
         if x.ndim < 2 or x.shape[-1] != self.d_model:
             raise ValueError(f"SinusoidalPositions: x must be [..., T, {self.d_model}], got {x.shape}")
         end = offset + x.shape[-2]

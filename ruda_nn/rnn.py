@@ -295,8 +295,9 @@ def _parts(config: Any, gates: int, device: Any) -> dict[str, Any]:
     for field in ("d_in", "d_hidden", "num_layers"):
         config.require(is_whole(getattr(config, field)) and getattr(config, field) > 0, field, "an integer >= 1")
     config.require(is_number(config.dropout) and 0 <= config.dropout <= 1, "dropout", "a number in 0 ... 1")
+    config.require_bools()
     make, n = Creation(device), config.d_hidden
-    count, bound = 1 + bool(config.bidirectional), 1 / math.sqrt(n)
+    count, bound = 1 + config.bidirectional, 1 / math.sqrt(n)
 
     def param(*shape: int) -> Param:
         return make.param(Uniform(-bound, bound), shape)
@@ -306,5 +307,5 @@ def _parts(config: Any, gates: int, device: Any) -> dict[str, Any]:
         d_in = config.d_in if i < count else count * n
         biases = [param(gates * n) if config.bias else None for _ in range(2)]
         layers.append(RecurrentWeights(param(d_in, gates * n), param(n, gates * n), *biases))
-    settings = {"bidirectional": bool(config.bidirectional), "dropout": float(config.dropout), "training": make.training}
+    settings = {"bidirectional": config.bidirectional, "dropout": float(config.dropout), "training": make.training}
     return {"layers": layers, **settings}

@@ -31,7 +31,7 @@ class Sequential(Module):
         if len(found) == 1 and isinstance(found[0], (list, tuple)):
             found = list(found[0])
         for layer in found:
-            if not callable(layer):
+            if not callable(layer) or isinstance(layer, Config):
                 advice = f"{type(layer).__name__}(...).init(device)" if isinstance(layer, Config) else "a module or a function"
                 raise TypeError(f"Sequential: {layer!r} cannot be called; give {advice}")
         vars(self)["layers"] = found

@@ -239,6 +239,7 @@ class _Settings(Config):
     initializer: Initializer | None = None
 
     def _check(self) -> None:
+        self.require_bools()
         for field in ("d_model", "n_heads"):
             self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
         self.require(self.d_ff is None or (is_whole(self.d_ff) and self.d_ff > 0), "d_ff", "an integer >= 1, or None: 4 d_model")
@@ -355,5 +356,5 @@ class TransformerDecoderConfig(_Settings):
 def _check_stack(config: Any) -> bool:
     """Check the settings that a stack adds, and return whether it ends with a normalization."""
     config.require(is_whole(config.n_layers) and config.n_layers > 0, "n_layers", "an integer >= 1")
-    config.require(config.final_norm in (None, True, False), "final_norm", "True, False or None")
+    config.require(config.final_norm is None or isinstance(config.final_norm, bool), "final_norm", "True, False or None")
     return config.norm_first if config.final_norm is None else config.final_norm
