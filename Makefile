@@ -1,7 +1,8 @@
 # Every target makes .venv and installs what it needs first; an install is repeated only when pyproject.toml changes.
 #   make train ARGS="--epochs 90"                     make test ARGS="-k softmax"
+#   make train-text ARGS="--resume --steps 3000"
 #   make train CUDA=cuda13 ARGS="--device cuda"       (adds CuPy; cuda12 for CUDA 12 and older cards)
-.PHONY: train test lint bench docs clean
+.PHONY: train train-text test lint bench docs clean
 .NOTPARALLEL:
 
 ARGS ?=
@@ -16,6 +17,9 @@ FIND_PYTHON = for python in $(PYTHON) python3.12 python3.11 python3 python3.13 p
 
 train: $(call have,examples)
 	$(BIN)/python examples/train_digits.py $(ARGS)
+
+train-text: $(call have,examples)
+	$(BIN)/python examples/train_text.py $(ARGS)
 
 test: $(call have,test)  # one BLAS thread each: the workers are the parallelism
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)

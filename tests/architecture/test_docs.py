@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ruda_nn
 from ruda_tensor import tensor
 
 from ._source import FOLDERS, ROOT, relative
@@ -33,6 +34,19 @@ def test_links_and_named_files_are_there(page):
 def test_a_broken_reference_is_seen():
     text = "[a](README.md) [b](gone.md#x) [c](https://example.org) `docs/index.md` `ruda_tensor/gone.py` `x/y.py`"
     assert broken_references(text, ROOT) == ["gone.md", "ruda_tensor/gone.py"]
+
+
+def layers_not_named(text: str) -> list[str]:
+    """The public layers and losses that a page names neither by themselves nor by their configuration."""
+    public = {name: getattr(ruda_nn, name) for name in ruda_nn.__all__}
+    layers = [name for name, c in public.items() if isinstance(c, type) and issubclass(c, ruda_nn.Module)]
+    return [name for name in layers if name != "Module" and not re.search(rf"`{name}(Config)?\b", text)]
+
+
+def test_the_page_of_layers_has_them_all():
+    text = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
+    assert layers_not_named(text) == []
+    assert layers_not_named(text.replace("`GruConfig(", "`gone(").replace("`Mish`", "")) == ["Gru", "Mish"]
 
 
 def test_the_readme_s_code_runs_and_its_training_step_learns():

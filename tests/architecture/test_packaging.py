@@ -34,7 +34,8 @@ def test_the_wheel_holds_packages_kernels_and_type_markers_and_nothing_else(buil
     for package in PACKAGES:
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= names
     assert KERNEL_FILES and {f"ruda_tensor/cuda_src/{name}" for name in KERNEL_FILES} <= names
-    sources = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".c", ".h"}]
+    sources = {path.relative_to(ROOT).as_posix() for path in files}
     assert sources <= names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
