@@ -15,10 +15,11 @@ import numpy as np
 
 from ruda_nn import Config
 from ruda_tensor.dtypes import FLOAT32, HALF
+from ruda_tensor.kernels.host.update import update
 from ruda_tensor.ops._parallel import each_block
 
 from .clipping import scaled
-from .groups import changed
+from .groups import changed, settled
 
 
 class Rule:
@@ -47,8 +48,8 @@ class Rule:
     scratch = 1
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self.clipping = getattr(config, "grad_clipping", None)
+        self.config = settled(config)
+        self.clipping = getattr(self.config, "grad_clipping", None)
 
     @property
     def elementwise(self) -> bool:
@@ -143,8 +144,11 @@ class Sgd(Rule):
         c = self.config
         decay, momentum = c.weight_decay, c.momentum
         keep = 1.0 if time == 1 else 1.0 - c.dampening
+        constants = np.array([lr, decay, momentum, keep])
 
         def body(xp: Any, p: Any, g: Any, *rest: Any) -> None:
+            if update("sgd", xp, (p, g, rest[0] if momentum else None), constants, int(c.nesterov)):
+                return
             t = rest[-1]
             if decay:
                 g = add_decay(xp, decay, p, g, rest[-2] if momentum else t)
@@ -190,8 +194,12 @@ class Adam(Rule):
         shrink = 1.0 - lr * decay if self.decoupled and decay else 1.0
         coupled = 0.0 if self.decoupled else decay
         cautious = self.decoupled and c.cautious_weight_decay and shrink != 1.0
+        constants = np.array([b1, 1.0 - b1, b2, 1.0 - b2, floor, rate, shrink, coupled])
+        flags = int(c.amsgrad) + 2 * int(cautious)
 
         def body(xp: Any, p: Any, g: Any, m: Any, v: Any, *rest: Any) -> None:
+            if update("adam", xp, (p, g, m, v, rest[0] if c.amsgrad else None), constants, flags):
+                return
             t = rest[-1]
             if coupled:
                 g = add_decay(xp, coupled, p, g, rest[-2])

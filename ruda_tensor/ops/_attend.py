@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL
+from ..kernels.host import attention
 from ..random import draws
 from .dropout import masked
 
@@ -111,6 +112,10 @@ def attend(
     xp: Any, q: Any, k: Any, v: Any, mask: Any, *, scale: float, causal: bool, dropout: tuple | None
 ) -> tuple[Any, Any]:
     """Return softmax(scale q k^T + mask) v, and log sum exp of each query's scores: inf where it sees no key."""
+    if mask is None and dropout is None:
+        compiled = attention.forward(xp, q, k, v, scale=scale, causal=causal)
+        if compiled is not None:
+            return compiled
     out = xp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     lse = xp.full((*q.shape[:3], 1), math.inf, q.dtype)
     k, v = _walkable(xp, k), _walkable(xp, v)
@@ -155,6 +160,10 @@ def attend_backward(
 
     Dao et al., "FlashAttention", 2022, appendix B.2 to B.4. The order of the blocks fixes the order of all sums.
     """
+    if mask is None and dropout is None:
+        compiled = attention.backward(xp, g, q, k, v, lse, scale=scale, causal=causal)
+        if compiled is not None:
+            return *(grad if need else None for grad, need in zip(compiled, needs)), None
     dq, dk, dv = xp.zeros(q.shape, q.dtype), xp.zeros(k.shape, k.dtype), xp.zeros(v.shape, v.dtype)
     dmask = xp.zeros(mask.shape, q.dtype) if needs[3] else None
     k, v = _walkable(xp, k), _walkable(xp, v)

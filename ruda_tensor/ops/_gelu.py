@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.host.gate import gate
 from ._erf import polynomial, tail
 
 # R(a) = P(-a) exp(a^2 / 2) for the normal distribution P and a in [0, 14]: relative error 4e-7, one rounding of exp
@@ -43,6 +44,8 @@ def _lower(xp: Any, a: Any, e: Any) -> Any:
 
 def gelu_body(xp: Any, x: Any, out: Any, slope: Any) -> None:
     """x P(x) for the standard normal distribution P, and P(x) + x P'(x)."""
+    if gate("gelu_values", xp, x, out, slope):
+        return
     e = x * -0.5
     e *= x
     xp.exp(e, out=e)
@@ -77,6 +80,8 @@ def _gate(xp: Any, x: Any, z: Any, dz: Any, out: Any, slope: Any) -> None:
 
 def gelu_tanh_body(xp: Any, x: Any, out: Any, slope: Any) -> None:
     """x (1 + tanh u) / 2 = x sigmoid(2 u) with u = sqrt(2/pi) (x + 0.044715 x^3), and the slope."""
+    if gate("gelu_tanh_values", xp, x, out, slope):
+        return
     s = x * x
     xp.minimum(s, 512.0, out=s)  # the sigmoid is 0 or 1 beyond
     z = s * (-2.0 * _TANH[1])
@@ -89,4 +94,6 @@ def gelu_tanh_body(xp: Any, x: Any, out: Any, slope: Any) -> None:
 
 def silu_body(xp: Any, x: Any, out: Any, slope: Any) -> None:
     """x sigmoid(x), and the slope."""
+    if gate("silu_values", xp, x, out, slope):
+        return
     _gate(xp, x, xp.negative(x), None, out, slope)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.host import rows as host
 from ._parallel import each_block
 from ._sums import total
 from .softmax import row_dots, row_sums
@@ -29,6 +30,14 @@ class _Parts:
 
     def add(self, block: slice, part: Any) -> None:
         self.parts[block.start] = part
+
+    def zeros(self, *shape: int) -> Callable[[slice], Any]:
+        """What makes the part of a block, for a kernel to add to."""
+
+        def part(block: slice) -> Any:
+            return self.parts.setdefault(block.start, np.zeros(shape, np.float32))
+
+        return part
 
     def sum(self, shape: tuple[int, ...], dtype: Any) -> Any:
         if not self.parts:
@@ -79,6 +88,8 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
     rows, n = source.shape
     w, b = _flat(xp, weight), _flat(xp, bias)
     m, shift, r = (xp.empty((rows, 1), x.dtype) for _ in range(3))
+    if host.layer_forward(xp, source, w, b, target, m, shift, r, eps):
+        return out, m, shift, r
     zero = x.dtype.type(0)
 
     def body(block: slice) -> None:
@@ -115,7 +126,12 @@ def layer_backward(
     dx = xp.empty(x.shape, x.dtype)
     source, incoming, target = (_rows(xp, a, axes) for a in (x, g, dx))
     rows, n = source.shape
-    w, zero = _flat(xp, weight), x.dtype.type(0)
+    w, zero, shape = _flat(xp, weight), x.dtype.type(0), x.shape[x.ndim - axes :]
+    both = _Parts(xp)
+    columns = both.zeros(2, n) if needs[1] or needs[2] else None
+    if host.layer_backward(xp, incoming, source, w, m, shift, r, target if needs[0] else None, columns):
+        sums = both.sum((2, *shape), x.dtype) if columns else (None, None)
+        return tuple(a if needed else None for a, needed in zip((dx, *sums), needs))
     dw, db = _Parts(xp), _Parts(xp)
 
     def body(block: slice) -> None:
@@ -146,7 +162,6 @@ def layer_backward(
             h *= scale
 
     each_block(xp, rows, 2 * n * x.itemsize, body)
-    shape = x.shape[x.ndim - axes :]
     return (
         dx if needs[0] else None,
         dw.sum(shape, x.dtype) if needs[1] else None,
@@ -159,6 +174,8 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
     source, target = _rows(xp, x, axes), _rows(xp, out, axes)
     rows, n = source.shape
     w, r = _flat(xp, weight), xp.empty((rows, 1), x.dtype)
+    if host.rms_forward(xp, source, w, target, r, eps):
+        return out, r
 
     def body(block: slice) -> None:
         x, y = source[block], target[block]
@@ -176,7 +193,10 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
     dx = xp.empty(x.shape, x.dtype)
     source, incoming, target = (_rows(xp, a, axes) for a in (x, g, dx))
     rows, n = source.shape
-    w, dw = _flat(xp, weight), _Parts(xp)
+    w, dw, shape = _flat(xp, weight), _Parts(xp), x.shape[x.ndim - axes :]
+    columns = dw.zeros(n) if needs[1] else None
+    if host.rms_backward(xp, incoming, source, w, r, target if needs[0] else None, columns):
+        return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 
     def body(block: slice) -> None:
         g, x, h, scale = incoming[block], source[block], target[block], r[block]
@@ -194,7 +214,6 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
             h *= scale
 
     each_block(xp, rows, 2 * n * x.itemsize, body)
-    shape = x.shape[x.ndim - axes :]
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 
 

@@ -153,13 +153,17 @@ def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
     return apply(_elu, (floating(x, "elu"),), {"alpha": float(alpha)})
 
 
+def _times(xp: Any, x: Any, y: Any, out: Any) -> None:
+    xp.multiply(x, y, out=out)
+
+
 def _gated(name: str, body: Any, expression: Any) -> Composite:
     """x s(x), whose forward gives the slope too, so that backward is one product."""
     return Composite(
         name,
         lambda x: cast(expression(single(x)), x.dtype),
         lambda xp, x: pointwise(xp, body, (x,), outs=2),
-        lambda xp, g, slope, needs: (xp.multiply(g, slope),),
+        lambda xp, g, slope, needs: (pointwise(xp, _times, (g, slope)),),
         keeps="",
     )
 

@@ -93,9 +93,11 @@ def mae(prediction: Tensor, target: Any, /, *, reduction: str = "mean") -> Tenso
 
 
 def _smooth_forward(xp: Any, x: Any, y: Any, *, beta: float) -> Any:
-    error = x - y
-    size = xp.abs(error)
-    return size if beta == 0 else xp.where(size < beta, error * error * (0.5 / beta), size - 0.5 * beta)
+    size = xp.abs(x - y)
+    if beta == 0:
+        return size
+    inside = xp.minimum(size, x.dtype.type(beta))  # what is beyond would be squared, and might overflow, for nothing
+    return xp.where(size < beta, inside * inside * (0.5 / beta), size - 0.5 * beta)
 
 
 def _smooth_rule(g: Tensor, x: Tensor, y: Tensor, beta: float) -> Tensor:

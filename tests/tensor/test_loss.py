@@ -288,3 +288,16 @@ def test_pointwise_losses_against_torch():
             close(found, expected.detach().numpy(), rtol=1e-10)
             expected.sum().backward()
             close(x.grad(rt.sum(found).backward()), y.grad.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [rt.float32, rt.bfloat16, rt.float64])
+def test_large_errors_of_huber_and_smooth_l1_are_not_squared_on_the_way(dtype, device):
+    """Their square overflows, which the branch that is not taken must neither warn of nor pass on."""
+    big = float(np.float64(2.0) ** (900 if dtype == rt.float64 else 120))
+    x = rt.tensor([big, -big, 0.25, float("inf")], dtype=dtype, device=device).require_grad()
+    for losses, expected, slope in (
+        (rt.huber(x, 0.0, delta=2.0, reduction="none"), [2 * big, 2 * big, 0.03125], [2.0, -2.0, 0.25, 2.0]),
+        (rt.smooth_l1(x, 0.0, beta=2.0, reduction="none"), [big, big, 0.015625], [1.0, -1.0, 0.125, 1.0]),
+    ):
+        assert losses.tolist() == [*expected, float("inf")]
+        assert losses.sum().backward()[x].tolist() == slope

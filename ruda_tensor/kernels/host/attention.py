@@ -1,0 +1,61 @@
+"""Attention without mask and dropout: each function returns what the body in ops/_attend.py does, or None to decline."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ops._parallel import BLOCK_BYTES, each_block
+from . import FLOAT32, SMALL, address, function
+
+QUERIES = 32  # as in attention.c
+
+
+def _takes(xp: Any, q: Any, k: Any, *more: Any) -> bool:
+    """Decided by the size of one head, so that it has the same bits in any batch."""
+    large = q.shape[2] * k.shape[2] * q.shape[3] >= SMALL
+    return xp is np and large and all(
+        a.dtype is FLOAT32 and a.size and a.strides[-1] == 4 and a.flags.aligned for a in (q, k, *more)
+    )
+
+
+def _sizes(q: Any, k: Any, v: Any, g: Any, causal: bool) -> tuple[Any, int]:
+    """The struct of attention.c, and how many floats a block works in."""
+    heads, n = k.shape[1:3]
+    sizes = [heads, q.shape[1] // heads, q.shape[2], n, q.shape[3], v.shape[3], int(causal)]
+    for a in (q, k, v, g):
+        sizes += [stride // 4 for stride in a.strides[:3]]
+    rows, d, e = (-(-size // 16) * 16 for size in (n, q.shape[3], v.shape[3]))
+    room = 2 * rows * (d + e) + rows * (q.shape[3] + v.shape[3]) + QUERIES * (2 * d + 2 * e + 2 * rows + 1)
+    return np.array(sizes, np.int64), room
+
+
+def _each(call: Any, units: int, room: int, scale: float, *arrays: Any) -> None:
+    """Call it for every pair of batch and key head, on all cores."""
+    starts = [address(a) for a in arrays]
+
+    def body(block: slice) -> None:
+        scratch = np.empty(room, FLOAT32)
+        call(*starts, address(scratch), block.start, block.stop, scale)
+
+    each_block(np, units, BLOCK_BYTES, body)
+
+
+def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool) -> tuple[Any, Any] | None:
+    """The result and the log sum exp of each query's scores."""
+    if not _takes(xp, q, k, v) or (call := function("attention", "attention_forward", "p" * 7 + "nnf")) is None:
+        return None
+    sizes, room = _sizes(q, k, v, v, causal)
+    out, lse = np.empty((*q.shape[:3], v.shape[3]), FLOAT32), np.empty((*q.shape[:3], 1), FLOAT32)
+    _each(call, k.shape[0] * k.shape[1], room, scale, sizes, q, k, v, out, lse)
+    return out, lse
+
+
+def backward(xp: Any, g: Any, q: Any, k: Any, v: Any, lse: Any, *, scale: float, causal: bool) -> tuple | None:
+    """The gradients of q, k and v."""
+    if not _takes(xp, q, k, v, g) or (call := function("attention", "attention_backward", "p" * 10 + "nnf")) is None:
+        return None
+    sizes, room = _sizes(q, k, v, g, causal)
+    grads = [np.empty(a.shape, FLOAT32) for a in (q, k, v)]
+    _each(call, k.shape[0] * k.shape[1], room, scale, sizes, g, q, k, v, lse, *grads)
+    return tuple(grads)

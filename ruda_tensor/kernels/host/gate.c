@@ -1,0 +1,55 @@
+/* The gated activations x s(x), each with its slope: the formulas of ruda_tensor/ops/_gelu.py in one pass. */
+#include "vector.h"
+
+INLINE void logistic(vf x, vf z, vf dz, vf *out, vf *slope) {
+    vf s = all(1.0f) / (all(1.0f) + exponential(z));
+    vf y = x * s;
+    *out = y;
+    *slope = s * (all(1.0f) + (x - y) * dz);
+}
+
+INLINE void silu(vf x, vf *out, vf *slope) { logistic(x, -x, all(1.0f), out, slope); }
+
+INLINE void gelu_tanh(vf x, vf *out, vf *slope) {
+    const float root = 0.797884561f, cubic = root * 0.044715f; /* sqrt(2 / pi) */
+    vf s = x * x;
+    s = choose(s > all(512.0f), all(512.0f), s); /* the sigmoid is 0 or 1 beyond */
+    logistic(x, x * (s * all(-2.0f * cubic) - all(2.0f * root)), s * all(6.0f * cubic) + all(2.0f * root), out, slope);
+}
+
+INLINE void gelu(vf x, vf *out, vf *slope) {
+    vf a = (vf)((vi)x & 0x7fffffff), e = exponential(x * x * all(-0.5f));
+    vf b = choose(a > all(16.0f), all(16.0f), a); /* e is 0 beyond; the polynomials would overflow */
+    vf top = ((all(0.39889559135f) * b + all(2.7969077458f)) * b + all(8.4697402215f)) * b + all(11.699484515f);
+    vf below = (((b + all(7.0060663274f)) * b + all(22.309467536f)) * b + all(35.608723133f)) * b + all(23.398977902f);
+    vf lower = top * e / below;
+    vf p = choose((vi)x < 0, lower, all(1.0f) - lower);
+    *out = x * p;
+    *slope = p + x * e * all(0.398942280f);
+}
+
+#define EACH(NAME)                                                                                                     \
+    void NAME##_values(const float *x, float *out, float *slope, int64_t n) {                                          \
+        int64_t i = 0;                                                                                                 \
+        vf y, dy;                                                                                                      \
+        for (; i + LANES <= n; i += LANES) {                                                                           \
+            NAME(load(x + i), &y, &dy);                                                                                \
+            store(out + i, y);                                                                                         \
+            store(slope + i, dy);                                                                                      \
+        }                                                                                                              \
+        if (i < n) {                                                                                                   \
+            NAME(load_part(x + i, n - i, 0), &y, &dy);                                                                 \
+            store_part(out + i, y, n - i);                                                                             \
+            store_part(slope + i, dy, n - i);                                                                          \
+        }                                                                                                              \
+    }
+
+EACH(silu)
+EACH(gelu_tanh)
+EACH(gelu)
+
+void exp_values(const float *x, float *out, int64_t n) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(out + i, exponential(load(x + i)));
+    if (i < n) store_part(out + i, exponential(load_part(x + i, n - i, 0)), n - i);
+}
