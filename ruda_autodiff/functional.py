@@ -69,11 +69,19 @@ class Recording:
     def gradients(self, grads: dict[Node, Tensor]) -> list:
         """Arrange gradients as the differentiated arguments are; zeros where an input took no part."""
 
+        handed: set[int] = set()
+
         def of(x: Tensor) -> Tensor:
             if not is_floating(x.dtype):
                 return x
             g = None if x._node is None else grads.get(x._node)
-            return rt.zeros(x.shape, dtype=x.dtype, device=x.device) if g is None else g
+            if g is None:
+                return rt.zeros(x.shape, dtype=x.dtype, device=x.device)
+            if id(g) in handed:  # a + b gives both the same gradient, and one tensor in two places of a module is a tie
+                g, shared = Tensor._wrap(g._data, g.device), g
+                g._node = shared._node
+            handed.add(id(g))
+            return g
 
         return [map_tensors(of, a) for a in self.arguments]
 

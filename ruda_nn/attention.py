@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import ruda_tensor as rt
+from ruda_tensor.ops._common import floating
 
 from .cache import KeyValueCache
 from .config import Config, is_number, is_whole
@@ -73,6 +74,14 @@ class MultiHeadAttention(Module):
         causal: bool | None = None,
         cache: KeyValueCache | None = None,
     ) -> Any:
+        x = floating(x, "MultiHeadAttention")
+        context = context if context is None else floating(context, "MultiHeadAttention: context")
+        mask = mask if mask is None or isinstance(mask, rt.Tensor) else rt.asarray(mask, device=x.device)
+        if not isinstance(cache, KeyValueCache | None):
+            raise TypeError(
+                f"MultiHeadAttention: cache must be a KeyValueCache, got {type(cache).__name__}; "
+                "a sequence starts with attention(x, cache=KeyValueCache())"
+            )
         self._check(x, context, mask)
         if context is None:
             q, k, v = self._project(x, 0 if cache is None else cache.length)

@@ -24,7 +24,7 @@ class Config:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declare(cls)
+        declare(cls, Config)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fill(self, args, kwargs)

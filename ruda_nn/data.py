@@ -91,6 +91,8 @@ class WindowDataset:
 
     def __getitem__(self, index: Any) -> tuple[np.ndarray, np.ndarray]:
         index = np.asarray(index)
+        if index.size and index.dtype.kind not in "iu":
+            raise TypeError(f"WindowDataset: windows have whole numbers, got {index.dtype}; windows[np.arange(3)]")
         if index.size and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"WindowDataset: windows are 0 to {len(self) - 1}, got {index.min()} to {index.max()}")
         start = index.astype(np.int64) * self.stride
@@ -162,9 +164,11 @@ class DataLoader:
         transform: Callable[..., Any] | None = None,
         prefetch: int = 2,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        listed = isinstance(dataset, (list, tuple, dict, str))  # which give no batch for an array of indices
+        if listed or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"DataLoader: a dataset has a length and items, got {type(dataset).__name__}; DataLoader(ArrayDataset(x, y), 32)"
+                "DataLoader: a dataset has a length, and gives a batch for an array of indices; got "
+                f"{type(dataset).__name__}; DataLoader(ArrayDataset(x, y), 32)"
             )
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("seed", seed, 0)):
             _require(is_whole(value) and value >= least, "DataLoader", name, value, f"an integer >= {least}")
@@ -250,6 +254,8 @@ class DataLoader:
         if self.transform is not None:
             how = {"key": rt.random.fold_in(key, number)} if self._keyed else {}
             parts = self.transform(*parts, **how) if isinstance(parts, tuple) else self.transform(parts, **how)
+            if parts is None:
+                raise TypeError("DataLoader: the transform returned None; it returns the batch: return x, y")
         return _each(lambda x: x if isinstance(x, rt.Tensor) else rt.asarray(x, device=rt.Cpu()), parts)
 
     def __repr__(self) -> str:

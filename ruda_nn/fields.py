@@ -13,8 +13,14 @@ from typing import Any, NoReturn
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
-def declare(cls: type) -> None:
-    """Give a class the fields that it annotates, behind those of its bases."""
+def declare(cls: type, base: type) -> None:
+    """Give a class the fields that it annotates, behind those of its bases; none may hide a method of the base of all."""
+    for name in inspect.get_annotations(cls):
+        if name != "forward" and callable(getattr(base, name, None)):
+            raise TypeError(
+                f"{cls.__name__}.{name}: a field of this name would hide the method {base.__name__}.{name}; "
+                f"name it otherwise: own_{name}"
+            )
     dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
 
 

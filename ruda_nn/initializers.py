@@ -188,6 +188,7 @@ class Orthogonal(Initializer):
 
 def _scale(initializer: Any, fan: int) -> float:
     """gain / sqrt(fan), after checking both."""
+    initializer.require_bools()
     initializer.require(is_number(initializer.gain) and initializer.gain > 0.0, "gain", "a number > 0")
     if fan < 1:
         raise ValueError(

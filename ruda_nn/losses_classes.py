@@ -6,6 +6,7 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_tensor.devices import resolve_device
+from ruda_tensor.ops._common import floating
 
 from .config import Config, is_number, is_whole
 from .losses import REDUCTIONS, operands, reduced, require_reduction, wide
@@ -42,7 +43,7 @@ class CrossEntropyLoss(Module):
     gradient below that is 0.
 
     Errors: ValueError for shapes that do not belong together, IndexError for an id that is no class, TypeError for
-    bool targets. The function is `rt.cross_entropy`.
+    bool targets and for scores that are no floats. The function is `rt.cross_entropy`.
     Source: Szegedy et al., Rethinking the Inception Architecture (2016), section 7, for label smoothing.
 
     >>> loss = CrossEntropyLossConfig().init()
@@ -58,6 +59,10 @@ class CrossEntropyLoss(Module):
     logits: bool = True
 
     def forward(self, scores: rt.Tensor, targets: Any) -> rt.Tensor:
+        if not rt.isdtype(getattr(scores, "dtype", rt.float32), "real floating"):
+            raise TypeError(
+                f"CrossEntropyLoss: scores must be floating, got {scores.dtype}; they come first: loss(scores, targets)"
+            )
         how: dict[str, Any] = {
             "axis": self.axis,
             "weight": self.weight,
@@ -137,7 +142,8 @@ class BinaryCrossEntropyLoss(Module):
     Logits may have any size. Of probabilities the logarithms are at least -100 and their derivatives divide by at
     least 1e-12. The functions are `rt.binary_cross_entropy` and `rt.binary_cross_entropy_with_logits`.
 
-    Errors: ValueError where the shapes differ, or weights do not broadcast to them.
+    Errors: ValueError where the shapes differ, or weights do not broadcast to them, and for a prediction that is no
+    probability (reading them waits for a GPU; logits are not read).
 
     >>> loss = BinaryCrossEntropyLossConfig(logits=True, reduction="none").init()
     >>> loss(rt.tensor([-10000.0, 10000.0], device=rt.Cpu()), 1.0).tolist()
@@ -158,6 +164,13 @@ class BinaryCrossEntropyLoss(Module):
 
     def _losses(self, prediction: rt.Tensor, target: Any, reduction: str) -> rt.Tensor:
         if not self.logits:
+            prediction = floating(prediction, "BinaryCrossEntropyLoss")
+            p = prediction.detach()
+            if bool(rt.any((p < 0) | (p > 1))):
+                raise ValueError(
+                    "BinaryCrossEntropyLoss: predictions must be probabilities, from 0 to 1; "
+                    "for any numbers: BinaryCrossEntropyLossConfig(logits=True)"
+                )
             return rt.binary_cross_entropy(prediction, target, reduction=reduction)
         return rt.binary_cross_entropy_with_logits(
             prediction, target, pos_weight=self.pos_weight, reduction=reduction

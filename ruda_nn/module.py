@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, dataclass_transform
 
@@ -16,6 +17,8 @@ from .buffers import Buffer
 from .fields import SignatureOfFields, advice, declare, fill
 from .param import Param
 from .records import pack_params, restored
+
+SETTINGS = frozenset((bool, int, float, str, type(None)))  # types of fields that hold nothing to walk into
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -44,8 +47,8 @@ class Module:
                     f"{cls.__name__}.{name} is a value of the class, which all its instances would share; declare the "
                     f"field ({name}: {type(value).__name__}) and give each its own: {cls.__name__}({name}=...)"
                 )
-        declare(cls)
-        if vars(cls).get("__annotations__") and "__init__" not in vars(cls):
+        declare(cls, Module)
+        if inspect.get_annotations(cls) and "__init__" not in vars(cls):
             cls.__init__ = Module.__init__  # type: ignore[method-assign]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -166,23 +169,26 @@ class Module:
 
         Buffers, and tensors in plain fields, move too.
         """
-        return self._moved(resolve_device(device))
+        return self._moved(resolve_device(device), {})
 
     def fork(self, device: Any) -> Any:
         """Return the module with new leaves on a device.
 
-        On a recording device, trainable parameters are tracked under its strategy; on a plain one, as they were.
+        On a recording device, trainable parameters are tracked under its strategy; on a plain one, as they were. A model
+        of which nothing was tracked is thereby set to training mode, as `train` does; otherwise the mode stays.
         """
         place = resolve_device(device)
         if not isinstance(device, Autodiff):
-            return self._moved(place)
-        return self._moved(place, tracked=True, strategy=device.checkpointing)
+            return self._moved(place, {})
+        params = self.params()
+        wakes = not any(p.is_require_grad() for p in params) and (not params or any(p.trainable for p in params))
+        return self._moved(place, {"training": True} if wakes else {}, tracked=True, strategy=device.checkpointing)
 
-    def _moved(self, place: Any, **changes: Any) -> Any:
+    def _moved(self, place: Any, settings: dict[str, Any], **changes: Any) -> Any:
         def param(p: Param) -> Param:
             return p.like(p.detach().to_device(place)._data, device=place, **changes)
 
-        return _Rebuild(param, {}, lambda x: x.to_device(place), lambda b: b.value.to_device(place)).of(self)
+        return _Rebuild(param, settings, lambda x: x.to_device(place), lambda b: b.value.to_device(place)).of(self)
 
     def no_grad(self) -> Any:
         """Return the module with every parameter frozen: no gradient and no update, training mode as it was.
@@ -309,7 +315,8 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param | Buffer]]:
     else:
         return
     for name, inner in items:
-        yield from _walk(inner, f"{path}.{name}" if path else str(name))
+        if type(inner) not in SETTINGS:  # most fields are, and a walk into each would be most of the time
+            yield from _walk(inner, f"{path}.{name}" if path else str(name))
 
 
 class _Rebuild:
@@ -326,6 +333,8 @@ class _Rebuild:
         self.cells: dict[int, Buffer] = {}
 
     def of(self, value: Any) -> Any:
+        if type(value) in SETTINGS:
+            return value
         if isinstance(value, Tensor):
             return self.param(value) if isinstance(value, Param) else self.other(value)
         if isinstance(value, Buffer):
@@ -353,7 +362,13 @@ class _Rebuild:
     def param(self, p: Param) -> Any:
         key = (p.id, p.trainable)
         if key not in self.seen:
-            self.seen[key] = p, self.function(p)
+            made = self.function(p)
+            if made is None:
+                raise TypeError(
+                    f"map: the function returned None for a parameter of shape {p.shape}; return what takes its place, "
+                    "or look without changing: model.visit(lambda path, p: print(path, p.shape))"
+                )
+            self.seen[key] = p, made
         first, made = self.seen[key]
         _check_tie(first, p)
         return made

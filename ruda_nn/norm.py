@@ -129,7 +129,7 @@ class InstanceNorm(Module):
         if x.ndim > 1 and math.prod(x.shape[2:]) == 1:
             raise ValueError(
                 f"InstanceNorm: x of shape {x.shape} has one value per channel, which normalized is 0 whatever it was; "
-                f"normalize over the channels: LayerNormConfig({self.num_features})"
+                f"normalize over the channels too: GroupNormConfig(1, {self.num_features})"
             )
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(

@@ -88,7 +88,7 @@ def unpack_params(record: Any) -> dict[str, dict[str, Any]]:
     A buffer's entry has its number in the place of an id, and None for trainable.
     """
     if not isinstance(record, dict) or set(record) - {"buffers"} != {"places", "params"}:
-        broken("its model should hold places and params, and perhaps buffers")
+        broken("its model should hold places and params, and perhaps buffers, as model.to_record() does")
     params = record["params"]
     if not isinstance(params, list):
         broken("its model's params should be a list")

@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 import ruda_tensor as rt
-from ruda_tensor.dtypes import HALF, promote_types
+from ruda_tensor.dtypes import HALF, INTEGER, promote_types
+from ruda_tensor.ops._common import floating
 
 from .config import Config, is_number, is_whole
 from .creation import Creation
@@ -100,10 +101,13 @@ class Recurrent(Module):
         """Check, run in float32 or wider, and round once: `kinds` tensors make up a state."""
         name, first = type(self).__name__, self.layers[0]
         d_in, hidden, places = first.weight_ih.shape[0], first.weight_hh.shape[0], len(self.layers)
+        x = floating(x, name)
         if x.ndim != 3 or x.shape[2] != d_in:
             raise ValueError(f"{name}: x must be [batch, T, {d_in}], got {x.shape}; one sequence: x[None]")
         shape = (places, x.shape[0], hidden)
         for part in initial or ():
+            if not isinstance(part, rt.Tensor):
+                raise TypeError(f"{name}: the initial state must be a tensor, got {type(part).__name__}; rt.zeros({shape})")
             if part.shape != shape:
                 raise ValueError(
                     f"{name}: the initial state must be [layers x directions, batch, hidden] = {shape}, got {part.shape}; "
@@ -121,13 +125,22 @@ class Recurrent(Module):
 def _valid(x: rt.Tensor, lengths: Any) -> rt.Tensor:
     """Which steps of each batch entry count: bool [batch, T, 1]."""
     known = rt.int32 if isinstance(lengths, (list, tuple)) and not lengths else None  # [] alone says nothing
-    lengths = rt.asarray(lengths, dtype=known, device=x.device)
-    if lengths.shape != x.shape[:1] or lengths.dtype in (rt.bool, rt.float16, rt.bfloat16, rt.float32, rt.float64):
+    if not isinstance(lengths, rt.Tensor):  # checked on the host, where they are
+        lengths = rt.asarray(lengths, dtype=known, device=rt.Cpu())
+    good = lengths.shape == x.shape[:1] and lengths.dtype in INTEGER
+    if good and lengths.size:
+        least, most = int(rt.min(lengths)), int(rt.max(lengths))
+        if not 0 <= least <= most <= x.shape[1]:
+            raise ValueError(
+                f"lengths must be from 0 to the {x.shape[1]} steps of x, got {least if least < 0 else most}; "
+                f"rt.clip(lengths, 0, {x.shape[1]})"
+            )
+    if not good:
         raise ValueError(
             f"lengths must be {x.shape[0]} integers, one per batch entry, got shape {lengths.shape} of {lengths.dtype}; "
             f"lengths=[{x.shape[1]}] * {x.shape[0]}"
         )
-    return rt.arange(x.shape[1], device=x.device)[None, :, None] < lengths[:, None, None]
+    return rt.arange(x.shape[1], device=x.device)[None, :, None] < rt.asarray(lengths, device=x.device)[:, None, None]
 
 
 class Rnn(Recurrent):
@@ -138,7 +151,8 @@ class Rnn(Recurrent):
     (zeros) has the same shape. Layers above the first take the outputs of the one below, with dropout in training mode.
 
     `lengths` (a list or a tensor of integers) gives how many steps of each entry count: behind them outputs are 0, the
-    state stays as it is, and the backward direction starts at the last step that counts.
+    state stays as it is, and the backward direction starts at the last step that counts. They are checked; where
+    they are a tensor on a GPU, that waits for it.
 
     Half types are computed in float32 through all steps and rounded at the end.
 

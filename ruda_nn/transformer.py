@@ -115,6 +115,10 @@ class TransformerDecoderLayer(Module):
         self, x: rt.Tensor, memory: rt.Tensor, *, mask: rt.Tensor | None = None, memory_mask: rt.Tensor | None = None,
         cache: DecoderCache | None = None,
     ) -> Any:  # fmt: skip
+        if memory is None:  # attention would then be to x itself
+            raise TypeError("TransformerDecoderLayer: memory must be a tensor, got None; else use TransformerEncoder")
+        if not isinstance(cache, DecoderCache | None):
+            raise TypeError(f"TransformerDecoderLayer: cache must be a DecoderCache, got {type(cache).__name__}; DecoderCache()")
         own, cross = (None, None) if cache is None else cache
         out = self.self_attn(_before(self, self.norm1, x), mask=mask, cache=own)
         y, own = out if own is not None else (out, None)
@@ -213,6 +217,12 @@ class TransformerDecoder(Module):
 
 
 def _check_cache(model: Any, cache: Any) -> None:
+    kind = type(model.empty_cache()[0])
+    if not isinstance(cache, (tuple, list)) or not all(isinstance(part, kind) for part in cache):
+        raise TypeError(
+            f"{type(model).__name__}: cache must be a tuple with a {kind.__name__} for each layer, got {type(cache).__name__}; "
+            "a sequence starts with cache=model.empty_cache()"
+        )
     if len(cache) != len(model.layers):
         raise ValueError(
             f"{type(model).__name__}: cache must hold one entry per layer, {len(model.layers)}, got {len(cache)}; "
@@ -247,6 +257,8 @@ class _Settings(Config):
         known = (*ACTIVATIONS, "swiglu")
         self.require(self.activation in known, "activation", f"one of {', '.join(known)}")
         self.require(self.norm in ("layer", "rms"), "norm", "'layer' or 'rms'")
+        allowed = is_number(self.eps) and (self.eps > 0 if self.norm == "rms" else self.eps >= 0)
+        self.require(allowed, "eps", "a number > 0" if self.norm == "rms" else "a number >= 0")
 
     def _norm(self, device: Any) -> Module:
         if self.norm == "rms":

@@ -125,7 +125,7 @@ def test_a_wrong_setting_is_refused(how, field):
 def test_what_is_no_dataset_is_refused():
     with pytest.raises(ValueError, match="the dataset is empty"):
         loader_of(0)
-    with pytest.raises(TypeError, match="a dataset has a length and items, got generator"):
+    with pytest.raises(TypeError, match="a dataset has a length, and gives a batch .*; got generator"):
         DataLoader((i for i in range(3)), 1, device=CPU)
     with pytest.raises(TypeError, match=r"expected NumPy arrays, got list; ArrayDataset\(np.asarray"):
         ArrayDataset([1, 2])
@@ -261,3 +261,25 @@ def test_windows_of_a_memory_map_through_the_loader(tmp_path, device):
 def test_what_windows_refuse(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_windows_have_whole_numbers():
+    data = WindowDataset(np.arange(10), 3)
+    for wrong in (1.5, np.array([0.0]), slice(0, 2), "a", [True]):
+        with pytest.raises(TypeError, match="WindowDataset: windows have whole numbers, got"):
+            data[wrong]
+    assert data[np.array([], dtype=float)][0].shape == (0, 3)
+
+
+def test_a_list_of_examples_is_no_dataset():
+    for wrong in ([1, 2, 3], (np.ones(2), np.ones(2)), {"x": np.ones(2)}, "text"):
+        with pytest.raises(TypeError, match=r"gives a batch for an array of indices; got .*ArrayDataset\(x, y\)"):
+            DataLoader(wrong, 2, device=rt.Cpu())
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_transform_that_returns_nothing_is_named(prefetch):
+    loader = DataLoader(ArrayDataset(np.arange(4.0)), 2, device=rt.Cpu(), transform=lambda x: None, prefetch=prefetch)
+    with pytest.raises(TypeError, match="DataLoader: the transform returned None.*return x, y"):
+        next(iter(loader))
+    assert (loader.epoch, loader.batch) == (0, 0)
