@@ -82,6 +82,7 @@ def gelu_tanh_body(xp: Any, x: Any, out: Any, slope: Any) -> None:
     """x (1 + tanh u) / 2 = x sigmoid(2 u) with u = sqrt(2/pi) (x + 0.044715 x^3), and the slope."""
     if gate("gelu_tanh_values", xp, x, out, slope):
         return
+    x = xp.maximum(x, x.dtype.type(-1e4))  # both are 0 from far above, and 0 times an overflow would be NaN
     s = x * x
     xp.minimum(s, 512.0, out=s)  # the sigmoid is 0 or 1 beyond
     z = s * (-2.0 * _TANH[1])

@@ -99,9 +99,8 @@ def test_gelu_far_out(device):
     for f in COMPOSITES.values():
         y = f(rt.tensor(x, device=device)).numpy()
         np.testing.assert_array_equal(y, np.maximum(np.float32(x), 0))
-    for f in (rt.gelu, rt.silu):
+    for f in (rt.gelu, rt.silu, COMPOSITES["gelu-tanh"]):
         close(gradient(f, x, device), [1, 0] * 4)
-    close(gradient(COMPOSITES["gelu-tanh"], x[:6], device), [1, 0] * 3)
 
 
 def test_second_derivatives_of_composites(device):

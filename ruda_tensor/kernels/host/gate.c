@@ -12,6 +12,7 @@ INLINE void silu(vf x, vf *out, vf *slope) { logistic(x, -x, all(1.0f), out, slo
 
 INLINE void gelu_tanh(vf x, vf *out, vf *slope) {
     const float root = 0.797884561f, cubic = root * 0.044715f; /* sqrt(2 / pi) */
+    x = choose(x < all(-1e4f), all(-1e4f), x); /* both are 0 from far above, and 0 times an overflow would be NaN */
     vf s = x * x;
     s = choose(s > all(512.0f), all(512.0f), s); /* the sigmoid is 0 or 1 beyond */
     logistic(x, x * (s * all(-2.0f * cubic) - all(2.0f * root)), s * all(6.0f * cubic) + all(2.0f * root), out, slope);
