@@ -32,6 +32,7 @@ from .buffers import Buffer
 from .cache import DecoderCache, KeyValueCache
 from .config import Config
 from .conv import Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig
+from .creation import Creation
 from .data import ArrayDataset, DataLoader, WindowDataset
 from .dropout import Dropout, DropoutConfig
 from .dtype_record import ModuleDTypeRecord
@@ -119,23 +120,22 @@ from .transformer import (
 __all__ = [
     "AdaptiveAvgPool2d", "AdaptiveAvgPool2dConfig", "ArrayDataset", "AvgPool1d", "AvgPool1dConfig", "AvgPool2d",
     "AvgPool2dConfig", "BatchNorm", "BatchNormConfig", "BinaryCrossEntropyLoss", "BinaryCrossEntropyLossConfig",
-    "Buffer", "Celu", "Config", "Constant", "Conv1d", "Conv1dConfig", "Conv2d", "Conv2dConfig",
-    "ConvTranspose2d", "ConvTranspose2dConfig", "CosineEmbeddingLoss", "CosineEmbeddingLossConfig",
-    "CrossEntropyLoss", "CrossEntropyLossConfig", "CtcLoss", "CtcLossConfig", "DataLoader", "DecoderCache",
-    "Dropout", "DropoutConfig", "Elu", "Embedding", "EmbeddingConfig", "Flatten", "Gelu", "Glu", "GroupNorm",
-    "GroupNormConfig", "Gru", "GruConfig", "HardShrink", "HardSigmoid", "HardSwish", "HardTanh", "HuberLoss",
-    "HuberLossConfig", "Identity", "Initializer", "InstanceNorm", "InstanceNormConfig", "KaimingNormal",
-    "KaimingUniform", "KeyValueCache", "KlDivLoss", "KlDivLossConfig", "L1Loss", "L1LossConfig", "LayerNorm",
-    "LayerNormConfig", "LeakyRelu", "Linear", "LinearConfig", "LoadReport", "LogSigmoid", "LogSoftmax", "Lstm",
-    "LstmConfig", "MaxPool1d", "MaxPool1dConfig", "MaxPool2d", "MaxPool2dConfig", "Mish", "Module",
-    "ModuleDTypeRecord", "MseLoss", "MseLossConfig", "MultiHeadAttention", "MultiHeadAttentionConfig", "Normal",
-    "Ones", "Orthogonal", "PRelu", "PReluConfig", "Param", "PoissonNllLoss", "PoissonNllLossConfig",
-    "RecordMismatch", "Relu", "Relu6", "RmsNorm", "RmsNormConfig", "Rnn", "RnnConfig", "Rotary", "RotaryConfig",
-    "Selu", "Sequential", "SequentialConfig", "Sigmoid", "Silu", "SinusoidalPositions",
-    "SinusoidalPositionsConfig", "SmoothL1Loss", "SmoothL1LossConfig", "SoftShrink", "Softmax", "Softplus",
-    "Softsign", "SwiGlu", "SwiGluConfig", "Tanh", "ThresholdedRelu", "TransformerDecoder",
-    "TransformerDecoderConfig", "TransformerDecoderLayer", "TransformerDecoderLayerConfig",
-    "TransformerEncoder", "TransformerEncoderConfig", "TransformerEncoderLayer",
-    "TransformerEncoderLayerConfig", "Uniform", "WindowDataset", "XavierNormal", "XavierUniform", "Zeros",
-    "load_module", "load_safetensors", "save_module", "save_safetensors", "silu_mul",
+    "Buffer", "Celu", "Config", "Constant", "Conv1d", "Conv1dConfig", "Conv2d", "Conv2dConfig", "ConvTranspose2d",
+    "ConvTranspose2dConfig", "CosineEmbeddingLoss", "CosineEmbeddingLossConfig", "Creation", "CrossEntropyLoss",
+    "CrossEntropyLossConfig", "CtcLoss", "CtcLossConfig", "DataLoader", "DecoderCache", "Dropout", "DropoutConfig",
+    "Elu", "Embedding", "EmbeddingConfig", "Flatten", "Gelu", "Glu", "GroupNorm", "GroupNormConfig", "Gru",
+    "GruConfig", "HardShrink", "HardSigmoid", "HardSwish", "HardTanh", "HuberLoss", "HuberLossConfig", "Identity",
+    "Initializer", "InstanceNorm", "InstanceNormConfig", "KaimingNormal", "KaimingUniform", "KeyValueCache",
+    "KlDivLoss", "KlDivLossConfig", "L1Loss", "L1LossConfig", "LayerNorm", "LayerNormConfig", "LeakyRelu", "Linear",
+    "LinearConfig", "LoadReport", "LogSigmoid", "LogSoftmax", "Lstm", "LstmConfig", "MaxPool1d", "MaxPool1dConfig",
+    "MaxPool2d", "MaxPool2dConfig", "Mish", "Module", "ModuleDTypeRecord", "MseLoss", "MseLossConfig",
+    "MultiHeadAttention", "MultiHeadAttentionConfig", "Normal", "Ones", "Orthogonal", "PRelu", "PReluConfig", "Param",
+    "PoissonNllLoss", "PoissonNllLossConfig", "RecordMismatch", "Relu", "Relu6", "RmsNorm", "RmsNormConfig", "Rnn",
+    "RnnConfig", "Rotary", "RotaryConfig", "Selu", "Sequential", "SequentialConfig", "Sigmoid", "Silu",
+    "SinusoidalPositions", "SinusoidalPositionsConfig", "SmoothL1Loss", "SmoothL1LossConfig", "SoftShrink", "Softmax",
+    "Softplus", "Softsign", "SwiGlu", "SwiGluConfig", "Tanh", "ThresholdedRelu", "TransformerDecoder",
+    "TransformerDecoderConfig", "TransformerDecoderLayer", "TransformerDecoderLayerConfig", "TransformerEncoder",
+    "TransformerEncoderConfig", "TransformerEncoderLayer", "TransformerEncoderLayerConfig", "Uniform",
+    "WindowDataset", "XavierNormal", "XavierUniform", "Zeros", "load_module", "load_safetensors", "save_module",
+    "save_safetensors", "silu_mul",
 ]  # fmt: skip
