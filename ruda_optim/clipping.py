@@ -62,16 +62,19 @@ class GradientClippingConfig(Config):
 
     def clip(self, xp: Any, g: Any) -> Any:
         """Return one clipped gradient (float32 or float64) in a new array, or `g` itself where nothing is to be done."""
+        limit = float(self.limit)  # NumPy's float64 would make float32 gradients float64
         if self.kind == "value":
-            return xp.clip(g, -self.limit, self.limit)
+            return xp.clip(g, -limit, limit)
         if g.size == 0 or self.kind == "global_norm":  # the optimizer has seen to the global norm, which needs all gradients
             return g
         # Dividing by the largest first keeps the squares in range; nothing is brought to the host.
         top = xp.max(xp.abs(g))
         scale = xp.where(top > 0, top, xp.ones_like(top))
-        root = xp.sqrt(xp.sum(xp.square(g / scale)))
-        factor = xp.minimum(self.limit / scale / root, xp.ones_like(root))
-        return xp.where(xp.isfinite(top), g * factor, g)
+        part = g / scale
+        root = xp.sqrt(xp.sum(xp.square(part)))
+        # The factor by itself could be below what float32 holds, or a GPU keeps: limit / (scale root) for huge gradients.
+        over = xp.isfinite(top) & (limit / scale < root)
+        return xp.where(over, part * (limit / root), g)
 
 
 def array_norm(xp: Any, g: Any) -> Any:
@@ -156,6 +159,8 @@ def scaled(xp: Any, g: Any, factor: Any) -> Any:
     """Return g times a 0-d factor in the dtype of `g`; `g` itself where the factor is known to be 1."""
     if xp is np and factor == 1.0:
         return g
+    if xp is np and factor < 2.0**-100:  # float32 would lose digits of so small a factor, and all of it below 2^-149
+        return g * np.asarray(factor * 2.0**100, g.dtype) * np.asarray(2.0**-100, g.dtype)
     return g * xp.asarray(factor, g.dtype)
 
 
@@ -169,7 +174,7 @@ def clip_by_value(gradients: GradientsParams, limit: float) -> GradientsParams:
     >>> clip_by_value(gradients, 1.0)[p].tolist()
     [1.0, -1.0]
     """
-    return _each(gradients, GradientClippingConfig.value(limit))
+    return _each("clip_by_value", gradients, GradientClippingConfig.value(limit))
 
 
 def clip_by_norm(gradients: GradientsParams, limit: float) -> GradientsParams:
@@ -182,7 +187,7 @@ def clip_by_norm(gradients: GradientsParams, limit: float) -> GradientsParams:
     >>> clip_by_norm(gradients, 10.0)[p].tolist()
     [3.0, -4.0]
     """
-    return _each(gradients, GradientClippingConfig.norm(limit))
+    return _each("clip_by_norm", gradients, GradientClippingConfig.norm(limit))
 
 
 def clip_by_global_norm(gradients: GradientsParams, limit: float) -> tuple[GradientsParams, rt.Tensor]:
@@ -201,6 +206,7 @@ def clip_by_global_norm(gradients: GradientsParams, limit: float) -> tuple[Gradi
     >>> clipped[p].item(), clipped[q].item(), norm.item()
     (1.5, 2.0, 5.0)
     """
+    _check_gradients("clip_by_global_norm", gradients)
     GradientClippingConfig.global_norm(limit).check()
     tensors = [gradients[key] for key in gradients]
     home = tensors[0].device if tensors else rt.Cpu()
@@ -212,7 +218,16 @@ def clip_by_global_norm(gradients: GradientsParams, limit: float) -> tuple[Gradi
         return clipped, rt.Tensor._wrap(norm.astype(dtype), home)
 
 
-def _each(gradients: GradientsParams, config: GradientClippingConfig) -> GradientsParams:
+def _check_gradients(name: str, gradients: Any) -> None:
+    if not isinstance(gradients, GradientsParams):
+        raise TypeError(
+            f"{name}: expected GradientsParams, got {type(gradients).__name__}; "
+            f"{name}(GradientsParams.from_grads(loss.backward(), model), limit)"
+        )
+
+
+def _each(name: str, gradients: GradientsParams, config: GradientClippingConfig) -> GradientsParams:
+    _check_gradients(name, gradients)
     config.check()
     return _mapped(gradients, lambda device, g: config.clip(device.xp, g))
 

@@ -44,6 +44,11 @@ class OptimizerConfig(Config):
         """Refuse anything but a number in [0, 1)."""
         self.require(is_fraction(getattr(self, field)), field, "a number in [0, 1)")
 
+    def require_flags(self, *fields: str) -> None:
+        """Refuse anything but True or False: "no" would count as yes."""
+        for field in fields:
+            self.require(isinstance(getattr(self, field), bool), field, "True or False")
+
     def require_clipping(self) -> None:
         """Refuse anything but None or a valid clipping in `grad_clipping`."""
         clipping: Any = getattr(self, "grad_clipping", None)
@@ -76,6 +81,7 @@ class SgdConfig(OptimizerConfig):
         """Return the rule."""
         self.require_fraction("momentum")
         self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
+        self.require_flags("nesterov")
         self.require(not self.nesterov or self.momentum > 0, "nesterov", "it with momentum > 0")
         self.require_number("weight_decay")
         self.require_clipping()
@@ -102,6 +108,7 @@ class AdamConfig(OptimizerConfig):
         check_betas(self, 2)
         self.require_number("eps", open=True)
         self.require_number("weight_decay")
+        self.require_flags("amsgrad")
         self.require_clipping()
 
     def build(self) -> Adam:
@@ -139,6 +146,7 @@ class AdamWConfig(AdamConfig):
     def check(self) -> None:
         """Refuse settings outside their range."""
         super().check()
+        self.require_flags("cautious_weight_decay")
         check_options(self)
 
     def build(self) -> AdamW:
@@ -199,6 +207,7 @@ class RmsPropConfig(OptimizerConfig):
     def build(self) -> RmsProp:
         """Return the rule."""
         self.require_fraction("alpha")
+        self.require_flags("centered")
         self.require_number("eps", open=True)
         self.require_fraction("momentum")
         self.require_number("weight_decay")
@@ -224,6 +233,7 @@ class AdanConfig(OptimizerConfig):
     def build(self) -> Adan:
         """Return the rule."""
         check_betas(self, 3)
+        self.require_flags("no_prox")
         self.require_number("eps", open=True)
         self.require_number("weight_decay")
         self.require_clipping()
@@ -260,6 +270,7 @@ class MuonConfig(OptimizerConfig):
         """Return the rule."""
         self.require_fraction("momentum")
         self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
+        self.require_flags("nesterov", "stable_normalization")
         fits = self.momentum > 0 and self.dampening == 0
         self.require(not self.nesterov or fits, "nesterov", "it with momentum > 0 and dampening 0")
         self.require(self.mode in ("sgd", "ema"), "mode", "'sgd' or 'ema'")

@@ -15,14 +15,14 @@ import numpy as np
 from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_number
 from ruda_nn.records import broken
-from ruda_tensor.dtypes import FLOAT32, FLOAT64, HALF
+from ruda_tensor.dtypes import BY_NAME, FLOAT32, FLOAT64, HALF
 from ruda_tensor.tensor import Tensor
 
 from .gradient_stats import measure
 from .gradients import GradientsParams
 from .groups import ParamGroup, changed
 from .master import check_scale
-from .optimizer import Optimizer, check_lr
+from .optimizer import Optimizer, check_config, check_lr
 from .rules import AdamW
 
 OPTIONS = ("fused_step", "max_grad_norm", "hierarchical_stats")
@@ -199,31 +199,30 @@ class FusedAdamW(Optimizer):
         lr, scale, limit = check_lr(lr), check_scale(loss_scale), self.config.max_grad_norm
         self._check_kinds(model, gradients)
         named = model.named_params()
-        self._grouping.assign(named)
-        chosen = self._choose(lr, [p for _, p in named], gradients, wanted)
+        places, chosen = self._assigned(lr, named, gradients, wanted)
         self._check_dtypes(named, chosen)
         inverse = float(np.float32(1.0) / np.float32(scale))
         try:
             hierarchical = self.config.hierarchical_stats
             stats = measure(chosen.values(), inverse, norm=limit is not None, hierarchical=hierarchical)
-            clip, used = stats.clip(limit), {}
+            clip = stats.clip(limit)
             if stats.all_finite:
                 self._factors_of_step[:] = inverse, clip
-                model, used = super()._step(lr, model, gradients, wanted)
+                model = self._moved(lr, model, places, chosen)
         except BaseException:
             self._failed = True
             raise
         self.last_step_skipped, self.last_step_had_grad = not stats.all_finite, bool(chosen)
         known = bool(chosen) and limit is not None and stats.all_finite
         self.last_grad_norm, self.last_clip_coef = (stats.norm, clip) if known else (None, None)
-        return model, used
+        return model, chosen if stats.all_finite else {}
 
     def _check_dtypes(self, named: list[tuple[str, Param]], chosen: dict[str, Tensor]) -> None:
         for path, p in named:
-            was = self.states[p.id]["param_dtype"] if p.id in chosen and p.id in self.states else str(p.dtype)
-            if was != str(p.dtype):
+            state = self.states.get(p.id) if p.id in chosen else None
+            if state is not None and BY_NAME[state["param_dtype"]] != p.dtype:
                 raise TypeError(
-                    f"step: {path} is stored as {p.dtype} now and was as {was}, with or without a master copy; "
+                    f"step: {path} is stored as {p.dtype} now and was as {state['param_dtype']}, with or without a master copy; "
                     "convert the model before the first step, or begin with a new optimizer"
                 )
 
@@ -237,6 +236,7 @@ class FusedAdamW(Optimizer):
         """
         if isinstance(record, dict):
             _check_recorded_options(record.get("config"))
+            check_config(record, self._grouping.describe())
             _check_recorded_dtypes(record.get("states"), model)
         super().load_record(record, model)
 

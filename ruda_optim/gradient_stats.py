@@ -24,6 +24,7 @@ from ruda_tensor.ops._parallel import each_block
 from ruda_tensor.tensor import Tensor
 
 from .buckets import LARGEST
+from .clipping import total_norm
 from .gradients import GradientsParams
 
 FAN_IN = 1024  # triples that one step of a hierarchical merge brings together
@@ -110,18 +111,27 @@ def measure(
 ) -> GradientStats:
     """Return the statistics of several gradients together; one report of each device comes to the host.
 
+    Gradients in float64 are measured in float64, by their norm: what float32 cannot hold is finite there.
+
     >>> import ruda_tensor as rt
     >>> measure([rt.tensor([3.0], device=rt.Cpu()), rt.tensor([4.0], device=rt.Cpu())])
     GradientStats(all_finite=True, norm=5.0)
     """
     places: dict[Any, list[Any]] = {}
+    wide: list[Tensor] = []
     for g in gradients:
-        places.setdefault(g.device, []).append(g._data)
+        if g.dtype == FLOAT64:
+            wide.append(g)
+        else:
+            places.setdefault(g.device, []).append(g._data)
     reports = []
     for device, arrays in places.items():
         with device.guard():
             reports.append(gradient_report(device.xp, arrays, inverse_scale, norm=norm, hierarchical=hierarchical))
     found = [read_report(report, norm=norm) for report in reports]
+    if wide:
+        length = float(to_host(total_norm(wide))) * inverse_scale
+        found.append(GradientStats(math.isfinite(length), length if math.isfinite(length) else None))
     finite = all(stats.all_finite for stats in found)
     return GradientStats(finite, math.hypot(*[stats.norm or 0.0 for stats in found]) if norm and finite else None)
 

@@ -48,13 +48,13 @@ class GradientsParams:
         return out
 
     @classmethod
-    def from_params(cls, gradients: Gradients, model: Module, ids: Iterable[str] | None) -> GradientsParams:
-        """Return the gradients of the model's parameters with the listed ids (None for all)."""
+    def from_params(cls, gradients: Gradients, model: Module, ids: Iterable[Param | str] | None) -> GradientsParams:
+        """Return the gradients of the listed parameters (or ids) of the model, None for all."""
         if not isinstance(gradients, Gradients):
             raise TypeError(f"from_grads: expected what loss.backward() returns, got {type(gradients).__name__}")
         if not isinstance(model, Module):
             raise TypeError(f"from_grads: expected a Module, got {type(model).__name__}; from_grads(gradients, model)")
-        chosen = None if ids is None else {ids} if isinstance(ids, str) else set(ids)
+        chosen = None if ids is None else listed(ids)
         out, seen = cls(), set()
         for _, p in model.named_params():
             g = gradients.get(p)
@@ -62,7 +62,8 @@ class GradientsParams:
                 continue
             seen.add(p._node)
             old = out._by_id.get(p.id)
-            out._by_id[p.id] = g.detach() if old is None else old + g.detach()
+            g = g if g._node is None else g.detach()
+            out._by_id[p.id] = g if old is None else old + g
         return out
 
     def register(self, p: Param, g: rt.Tensor) -> None:
@@ -168,7 +169,7 @@ class GradientsRecord:
 
     def select_parameters(self, ids: Iterable[Param | str]) -> GradientsRecord:
         """Return the record of these parameters alone; KeyError for one that it does not have."""
-        chosen = {_id(p) for p in ([ids] if isinstance(ids, (Param, str)) else ids)}
+        chosen = listed(ids)
         missing = chosen - set(self._values)
         if missing:
             raise KeyError(f"the record has no gradient for {sorted(missing)}; it has {', '.join(self._values)}")
@@ -200,6 +201,13 @@ def _check_entries(record: Any) -> dict[str, Any]:
             broken(f"the gradient of {key} is {value.dtype}, which is no float")
         values[key] = value
     return values
+
+
+def listed(items: Param | str | Iterable[Param | str]) -> set[str]:
+    """Return the ids of parameters or ids, one or several; TypeError for anything else."""
+    if isinstance(items, Module) or not isinstance(items, (Param, str, Iterable)):
+        raise TypeError(f"expected parameters or their ids, got {type(items).__name__}; [model.weight], or model.params()")
+    return {_id(p) for p in ([items] if isinstance(items, (Param, str)) else items)}
 
 
 def _id(p: Any) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ruda_nn import Param
+import numpy as np
+
+from ruda_nn import Config, Param
 from ruda_nn.config import is_number, plain
 
 
@@ -77,6 +79,8 @@ class Grouping:
     """The rules and learning-rate scales of an optimizer, default first, and which parameter goes by which."""
 
     def __init__(self, rule: Any, groups: Iterable[ParamGroup]) -> None:
+        if isinstance(groups, ParamGroup) or not isinstance(groups, Iterable):
+            raise TypeError(f"groups: expected a list of ParamGroup, got {type(groups).__name__}; init(groups=[ParamGroup(...)])")
         self.groups = tuple(groups)
         self.rules, self.scales = [rule], [1.0]
         for group in self.groups:
@@ -118,6 +122,19 @@ class Grouping:
             if p.id not in index:
                 index[p.id] = next((i for i, g in enumerate(self.groups, 1) if g.matches(path, p)), 0)
         return index
+
+
+def settled(config: Any) -> Any:
+    """Return a configuration whose numbers are Python's: a NumPy float64 among float32 arrays would be computed in float64."""
+    return dataclasses.replace(config, **{f.name: _settled(getattr(config, f.name)) for f in dataclasses.fields(config)})
+
+
+def _settled(value: Any) -> Any:
+    if isinstance(value, Config):
+        return settled(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_settled(v) for v in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def changed(config: Any, settings: dict[str, Any]) -> Any:

@@ -11,11 +11,12 @@ import numpy as np
 from ruda_nn import Config, Module, RecordMismatch
 from ruda_nn.config import is_number, is_whole
 from ruda_nn.records import broken, pack, unpack
-from ruda_tensor.dtypes import FLOAT32, FLOAT64
+from ruda_tensor import Cpu
+from ruda_tensor.dtypes import FLOAT32, FLOAT64, FLOATING
 
 from .gradients import GradientsParams
 from .line_search import Trial, strong_wolfe
-from .optimizer import check_lr, compare
+from .optimizer import check_config, check_lr
 
 
 class LBFGSConfig(Config):
@@ -90,7 +91,7 @@ class LBFGS:
 
         `closure(model)` returns (loss, GradientsParams) of its argument; the old model is not to be used in it. The
         returned point is never worse than the best one seen where there is a line search. Parameters without a
-        gradient count as zero gradients.
+        gradient count as zero gradients. Where no parameter is trained, the very model comes back, with the loss of one call.
         Errors: ValueError where the loss at the given model is not finite, or the parameters are not those of earlier
         steps. Whatever is raised, model and history are as before.
         """
@@ -101,6 +102,10 @@ class LBFGS:
                 "optimizer.step(lr, model, closure) with closure(model) -> (loss, gradients)"
             )
         objective = Objective(model, closure)
+        if not objective.ids:
+            # The closure takes a backward, so what it gets is a thawed twin: frozen, its loss would depend on no leaf.
+            objective.template = model.map(lambda p: p.require_grad() if p.dtype in FLOATING else p)
+            return model, objective.start()[1]
         history = History(objective.ids) if self.history is None else self.history
         if history.ids != objective.ids:
             raise ValueError("step: the trained parameters are not those of earlier steps; make a new optimizer: config.init()")
@@ -185,9 +190,9 @@ class LBFGS:
 
         Errors: RecordMismatch where the configuration or the parameters differ.
         """
-        if not isinstance(record, dict) or set(record) != {"config", "history"}:
+        check_config(record, {"rule": "LBFGS", **self.config.describe()})
+        if set(record) != {"config", "history"}:
             broken("its optimizer should hold config and history")
-        compare(record["config"], {"rule": "LBFGS", **self.config.describe()}, "optimizer")
         self.history = None if record["history"] is None else _unpack_history(record["history"], Objective(model))
 
     def __repr__(self) -> str:
@@ -233,19 +238,18 @@ class Objective:
         devices = {p.device for p in self.params}
         if len(devices) > 1:
             raise ValueError(f"L-BFGS: the parameters are on {', '.join(map(repr, devices))}; move the model to one device")
-        if not self.params:
-            raise ValueError("L-BFGS: the model has no parameter to train; all are frozen, or it has none")
-        self.device = self.params[0].device
+        self.device: Any = self.params[0].device if self.params else Cpu()
         self.xp = self.device.xp
         self.ids = tuple(p.id for p in self.params)
         self.dtype = FLOAT64 if any(p.dtype == FLOAT64 for p in self.params) else FLOAT32
         self.shapes, self.dtypes = [p.shape for p in self.params], [p.dtype for p in self.params]
         ends = np.cumsum([p.size for p in self.params]).tolist()
         self.slices = [slice(a, b) for a, b in zip([0, *ends], ends)]
-        self.size: int = ends[-1]
+        self.size: int = sum(p.size for p in self.params)
         self.closure, self.calls = closure, 0
         with self.device.guard():
-            self.x = self.xp.concatenate([p._data.astype(self.dtype).reshape(-1) for p in self.params])
+            parts = [p._data.astype(self.dtype).reshape(-1) for p in self.params]
+            self.x = self.xp.concatenate(parts) if parts else self.xp.zeros(0, self.dtype)
         self.template = model.map(lambda p: p.like(p._data) if p.trainable else p)
 
     def model_at(self, x: Any) -> Any:
@@ -254,7 +258,7 @@ class Objective:
             key: x[part].reshape(shape).astype(dtype, copy=False)
             for key, part, shape, dtype in zip(self.ids, self.slices, self.shapes, self.dtypes)
         }
-        return self.template.map(lambda p: p.like(arrays[p.id]) if p.trainable else p)
+        return self.template.map(lambda p: p.like(arrays[p.id]) if p.id in arrays and p.trainable else p)
 
     def start(self) -> tuple[Any, float, Any]:
         """Return the vector, loss and gradient where the model stands."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ruda_nn.config import is_number
 from ruda_tensor.dtypes import FLOAT32, FLOAT64
 
 from .clipping import GradientClippingConfig, scaled
@@ -36,6 +37,11 @@ class Fp32MasterOptimizer:
                 "build one: Fp32MasterOptimizer(AdamWConfig().build()).init()"
             )
         if grad_clipping is not None:
+            if not isinstance(grad_clipping, GradientClippingConfig):
+                raise TypeError(
+                    f"Fp32MasterOptimizer: grad_clipping is a configuration, got {type(grad_clipping).__name__}; "
+                    "grad_clipping=GradientClippingConfig.norm(1.0)"
+                )
             grad_clipping.check()
             if inner.global_limit() is not None:
                 raise ValueError("Fp32MasterOptimizer: the inner rule clips the global norm already; clip in one place")
@@ -118,7 +124,7 @@ class Fp32MasterOptimizer:
 def check_scale(scale: Any) -> float:
     """Return a loss scale as a number that float32 can divide by, or raise ValueError."""
     with np.errstate(all="ignore"):
-        value = np.float32(scale)
+        value = np.float32(scale) if is_number(scale) else np.float32(0.0)
         reciprocal = np.float32(1.0) / value
     if not (math.isfinite(value) and value > 0.0 and math.isfinite(reciprocal) and reciprocal > 0.0):
         raise ValueError(f"the gradient scale must be > 0 and finite in float32, and so its reciprocal; got {scale!r}")

@@ -17,7 +17,7 @@ from .fused_adamw import is_norm
 from .gradient_stats import measure, scaled_gradients
 from .gradients import GradientsParams
 from .master import Fp32MasterOptimizer, check_scale
-from .optimizer import Optimizer, check_lr, compare
+from .optimizer import Optimizer, check_config, check_lr
 
 VERSION = 1
 
@@ -26,9 +26,10 @@ class MuonAdamWConfig(Config):
     """Muon for named matrices, AdamW for all other parameters: `muon`, `adamw`, `adamw_lr_ratio` (0.015).
 
     `step(lr, ...)` updates the matrices at lr and the others at lr times `adamw_lr_ratio`. `max_grad_norm` (None) clips
-    the norm of all gradients of the model together, by min(1, max_grad_norm / norm). `init(model, muon_ids)` takes the
-    matrices by id or by parameter, `from_model(model)` finds them. Where they are weights of our `Linear`, stored as
-    [d_in, d_out], `muon=MuonConfig(matrix_layout="input_output")` gives each its rate by outputs over inputs.
+    the norm of all gradients of the model together, by min(1, max_grad_norm / norm); a global norm in `muon` or `adamw`,
+    which each see a part of them, is refused. `init(model, muon_ids)` takes the matrices by id or by parameter,
+    `from_model(model)` finds them. Where they are weights of our `Linear`, stored as [d_in, d_out],
+    `muon=MuonConfig(matrix_layout="input_output")` gives each its rate by outputs over inputs.
 
     >>> import ruda_tensor as rt
     >>> from ruda_autodiff import Autodiff
@@ -47,8 +48,12 @@ class MuonAdamWConfig(Config):
         """Refuse settings outside their range."""
         self.require(isinstance(self.muon, MuonConfig), "muon", "a MuonConfig(...)")
         self.require(isinstance(self.adamw, AdamWConfig), "adamw", "an AdamWConfig(...)")
-        self.muon.build()
-        self.adamw.build()
+        for name, rule in (("muon", self.muon.build()), ("adamw", self.adamw.build())):
+            self.require(
+                rule.global_limit() is None, name,
+                f"it without a global norm, which would be that of its own half of the gradients alone; "
+                f"for that of all of them: MuonAdamWConfig(max_grad_norm={rule.global_limit()})",
+            )  # fmt: skip
         self.require(is_number(self.adamw_lr_ratio) and self.adamw_lr_ratio > 0.0, "adamw_lr_ratio", "a finite number > 0")
         norm = self.max_grad_norm
         self.require(norm is None or is_norm(norm), "max_grad_norm", "None or a number >= 0 that is finite in float32")
@@ -140,13 +145,13 @@ class MuonAdamW:
     def __init__(self, config: MuonAdamWConfig, model: Module, muon_ids: set[str]) -> None:
         self.config, self._failed = config, False
         self.manifest = _manifest(model, muon_ids)
-        self.muon, self.adamw = self._fresh()
+        self.muon, self.adamw = self._fresh(self.manifest)
 
-    def _fresh(self) -> tuple[Optimizer, Optimizer]:
-        """Return the two optimizers without any state."""
+    def _fresh(self, manifest: dict[str, dict[str, Any]]) -> tuple[Optimizer, Optimizer]:
+        """Return the two optimizers for such parameters, without any state."""
 
         def one(rule: Any, muon: bool) -> Optimizer:
-            half = any(entry["dtype"] in {str(d) for d in HALF} for entry in self.manifest.values() if entry["muon"] is muon)
+            half = any(entry["dtype"] in {str(d) for d in HALF} for entry in manifest.values() if entry["muon"] is muon)
             return Optimizer(Fp32MasterOptimizer(rule) if half else rule)
 
         return one(self.config.muon.build(), True), one(self.config.adamw.build(), False)
@@ -244,18 +249,18 @@ class MuonAdamW:
         Errors: RecordMismatch where the configuration, a parameter, its group or a state differs; RecordBroken for
         another version, and for a state in the wrong group.
         """
-        names = {"version", "config", "manifest", "muon", "adamw"}
-        if not isinstance(record, dict) or set(record) != names or not isinstance(record["manifest"], dict):
+        version = record.get("version", VERSION) if isinstance(record, dict) else VERSION
+        if type(version) is not int or version != VERSION:
+            broken(f"its optimizer has version {version!r}; this ruda reads {VERSION}")
+        check_config(record, self.describe())
+        if set(record) != {"version", "config", "manifest", "muon", "adamw"} or not isinstance(record["manifest"], dict):
             broken("its optimizer should hold version, config, manifest, muon and adamw")
-        if type(record["version"]) is not int or record["version"] != VERSION:
-            broken(f"its optimizer has version {record['version']!r}; this ruda reads {VERSION}")
-        compare(record["config"], self.describe(), "optimizer")
         ids = {p.id for path, p in model.named_params() if self.manifest.get(path, {}).get("muon")}
         manifest = _manifest(model, ids)
         differences = _differences(record["manifest"], manifest)
         if differences:
             raise RecordMismatch("the record's optimizer is of other parameters (record | here):\n  " + "\n  ".join(differences))
-        muon, adamw = self._fresh()
+        muon, adamw = self._fresh(manifest)
         for name, optimizer, group in (("muon", muon, ids), ("adamw", adamw, {e["id"] for e in manifest.values()} - ids)):
             states = record[name].get("states") if isinstance(record[name], dict) else None
             strangers = sorted(set(states) - group) if isinstance(states, dict) else []

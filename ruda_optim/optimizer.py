@@ -15,7 +15,7 @@ from ruda_tensor.tensor import Tensor
 
 from .buckets import Bucket, Member, fill, is_small, kinds, own_array
 from .clipping import factors, total_norm
-from .gradients import GradientsParams
+from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
 from .rules import Rule
 
@@ -24,7 +24,8 @@ class Optimizer:
     """Applies a rule to every trained parameter that has a gradient; keeps one state per parameter id.
 
     `step` returns the new model and consumes the old one, whose memory it reuses. Tied parameters are updated once.
-    A frozen parameter, or one without a gradient, keeps its value and its state: no decay, no counting. `groups` have
+    A frozen parameter, or one without a gradient, keeps its value and its state: no decay, no counting. A parameter that
+    goes to another dtype is computed in it from then on, and its state goes along. `groups` have
     other settings (`ParamGroup`). Small parameters are updated together (`buckets`), which changes no bit; a tensor
     over one of them (`p.detach()`) that is kept then keeps the memory of all of them, and `p.numpy()` does not.
 
@@ -61,8 +62,7 @@ class Optimizer:
         the model does not have. A global norm is that of the gradients which are used.
         Errors: as `step`.
         """
-        named = [ids] if isinstance(ids, (Param, str)) else ids
-        model, used = self._step(lr, model, gradients, {p.id if isinstance(p, Param) else p for p in named})
+        model, used = self._step(lr, model, gradients, listed(ids))
         unused = GradientsParams()
         unused._by_id = {key: g for key, g in gradients._by_id.items() if key not in used}
         return model, unused
@@ -70,14 +70,15 @@ class Optimizer:
     def _step(self, lr: float, model: Any, gradients: Any, wanted: set[str] | None) -> tuple[Any, dict[str, Tensor]]:
         lr = check_lr(lr)
         self._check_kinds(model, gradients)
-        named = model.named_params()
-        self._grouping.assign(named)
-        places = [p for _, p in named]
-        chosen = self._choose(lr, places, gradients, wanted)
+        places, chosen = self._assigned(lr, model.named_params(), gradients, wanted)
+        return self._moved(lr, model, places, chosen), chosen
+
+    def _moved(self, lr: float, model: Any, places: list[Param], chosen: dict[str, Tensor]) -> Any:
+        """Return the updated model, once everything has been checked."""
         try:
             with np.errstate(all="ignore"):  # an inf or a NaN shows in the result, as on a GPU
                 new = self._updated(lr, places, chosen)
-                return model.map(lambda p: new.get(p.id, p) if p.trainable else p), chosen
+                return model.map(lambda p: new.get(p.id, p) if p.trainable else p)
         except BaseException:
             self._failed = True  # some states have moved on and some have not
             raise
@@ -96,6 +97,18 @@ class Optimizer:
                 f"step: expected GradientsParams, got {type(gradients).__name__}; "
                 "GradientsParams.from_grads(loss.backward(), model)"
             )
+
+    def _assigned(
+        self, lr: float, named: list[tuple[str, Param]], gradients: GradientsParams, wanted: set[str] | None
+    ) -> tuple[list[Param], dict[str, Tensor]]:
+        """Return all places, and what `_choose` says of them, each parameter in a group; without a change where it raises."""
+        before, places = self._grouping.index, [p for _, p in named]
+        self._grouping.assign(named)
+        try:
+            return places, self._choose(lr, places, gradients, wanted)
+        except BaseException:
+            self._grouping.index = before
+            raise
 
     def _choose(
         self, lr: float, places: list[Param], gradients: GradientsParams, wanted: set[str] | None = None
@@ -169,6 +182,8 @@ class Optimizer:
         """Return the parameters to be updated by themselves, and for each bucket the members that are to be."""
         places, states = self._places, self.states
         loose = [p for key, p in params.items() if key not in places]
+        for p in loose:
+            self._follow(p)
         if len(loose) > 1:
             loose = self._fill(loose)
         buckets: dict[Bucket, list[Member]] = {}
@@ -202,6 +217,16 @@ class Optimizer:
             for i, key in enumerate(bucket.ids):
                 self._places[key], self.states[key] = (bucket, i), bucket.states[i]
         return [p for p in loose if p.id not in self._places]
+
+    def _follow(self, p: Param) -> None:
+        """Bring the state to the dtype that the parameter is computed in now: that is what a record of it will say."""
+        rule, state = self._grouping.rules[self._grouping.of(p.id)], self.states.get(p.id)
+        if state is None or not isinstance(rule, Rule) or type(rule).start is not Rule.start:
+            return
+        dtype = FLOAT32 if p.dtype in HALF else p.dtype
+        if any(state[name].dtype != dtype for name in rule.arrays):
+            with p.device.guard(), np.errstate(all="ignore"):
+                self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in state.items()}
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Give every member its state in memory of its own: a member has changed its dtype, or its device."""
@@ -237,10 +262,9 @@ class Optimizer:
         Errors: RecordMismatch where the configuration differs, with both sides, or a state does not fit its parameter.
         """
         grouping = self._grouping
-        whole = isinstance(record, dict) and set(record) - {"groups"} == {"config", "states"}
-        if not whole or not isinstance(record["states"], dict):
+        check_config(record, grouping.describe())
+        if set(record) - {"groups"} != {"config", "states"} or not isinstance(record["states"], dict):
             broken("its optimizer should hold config and states, and groups where it has any")
-        compare(record["config"], grouping.describe(), "optimizer")
         params = {p.id: p for p in model.params()}
         index = self._recorded_groups(record, model)
         unknown = [key for key in record["states"] if key not in params]
@@ -303,11 +327,20 @@ def _unpack(state: Any, like: Any, xp: Any, where: str) -> Any:
     if not _is_array(like):
         if type(state) is not type(like):
             raise RecordMismatch(f"{where} is (record | here): {state!r} | {type(like).__name__}")
+        if type(state) is int and state < 0:
+            broken(f"{where} is {state}, and should count updates")
         return state
     array = unpack(state, where)
     if array.shape != like.shape or (array.dtype != like.dtype and not {array.dtype, like.dtype} <= FLOATING):
         raise RecordMismatch(f"{where} is (record | here): {array.shape} {array.dtype} | {like.shape} {like.dtype}")
     return xp.array(array.astype(like.dtype, copy=False))
+
+
+def check_config(record: Any, mine: dict[str, Any]) -> None:
+    """Refuse an optimizer's record of another configuration, before its parts: another optimizer has other parts too."""
+    if not isinstance(record, dict) or "config" not in record:
+        broken("its optimizer should hold a configuration and states")
+    compare(record["config"], mine, "optimizer")
 
 
 def compare(theirs: Any, mine: dict[str, Any], what: str) -> None:
@@ -324,8 +357,9 @@ def check_lr(lr: Any) -> float:
     """Return the learning rate as a Python float, or raise."""
     try:
         value = float(lr)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"step: the learning rate comes first and is a number: step(lr, model, gradients); {error}") from None
+    except (TypeError, ValueError):
+        advice = "step(lr.step(), model, gradients)" if hasattr(lr, "peek") else "step(lr, model, gradients)"
+        raise TypeError(f"step: the learning rate comes first and is a number, got {type(lr).__name__}; {advice}") from None
     if not math.isfinite(value) or value < 0.0:
         raise ValueError(f"step: the learning rate must be finite and >= 0, got {lr!r}")
     return value

@@ -106,7 +106,8 @@ class GradScaler:
                 skipped = bool(optimizer.last_step_skipped)
             else:
                 inverse = float(np.float32(1.0) / np.float32(self._scale))
-                skipped = not measure([gradients[i] for i in gradients.ids()], inverse, norm=False).all_finite
+                used = [gradients[p] for p in model.params() if p.trainable and p in gradients]
+                skipped = not measure(used, inverse, norm=False).all_finite
                 if not skipped:
                     model = optimizer.step(rate, model, scaled_gradients(gradients, model, inverse))
         except BaseException:

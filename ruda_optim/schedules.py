@@ -33,7 +33,9 @@ class LrScheduler:
         self.config, self.calls = config, 0
 
     def value(self, k: int) -> float:
-        """Return the learning rate of call k = 0, 1, ...; nothing is changed."""
+        """Return the learning rate of call k = 0, 1, ...; nothing is changed. Errors: ValueError for another k."""
+        if not is_whole(k) or k < 0:
+            raise ValueError(f"value: calls are counted 0, 1, ..., got {k!r}; scheduler.value(0) is the rate of the first")
         return float(self.config.value(k))
 
     def peek(self) -> float:
@@ -158,7 +160,10 @@ class StepLrSchedulerConfig(LrSchedulerConfig):
 
     def value(self, k: int) -> float:
         """Return lr gamma^floor(k / step_size)."""
-        return self.lr * self.gamma ** (k // self.step_size)
+        try:
+            return self.lr * self.gamma ** (k // self.step_size)
+        except OverflowError:  # a gamma above 1, long enough: a step refuses an infinite rate, and 0 stays 0
+            return math.inf if self.lr else 0.0
 
 
 class WarmupLrSchedulerConfig(LrSchedulerConfig):

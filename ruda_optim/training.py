@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ruda_nn import Module
-from ruda_nn.records import unpack_params
+from ruda_nn.records import broken, unpack_params
 from ruda_record import BinFileRecorder, RecorderError
 
-from .gradients import GradientsAccumulator
+from .gradients import GradientsAccumulator, GradientsRecord
 
 VERSION = 1
 PARTS = ("version", "model", "optimizer", "scheduler", "gradients", "state", "dtypes")
@@ -56,7 +56,10 @@ class TrainingRecord:
     def capture(
         cls, model: Module, optimizer: Any, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
     ) -> TrainingRecord:
-        """Return a snapshot that later training cannot reach; nothing is changed, stepped or emptied."""
+        """Return a snapshot that later training cannot reach; nothing is changed, stepped or emptied.
+
+        Left out are states and pending gradients of parameters that no step would use: gone, or frozen while pending.
+        """
         _check_parts(model, optimizer, scheduler)
         if not isinstance(accumulator, GradientsAccumulator):
             raise TypeError(
@@ -69,7 +72,7 @@ class TrainingRecord:
                 "model": model.to_record(),
                 "optimizer": optimizer.to_record(model),
                 "scheduler": scheduler.to_record(),
-                "gradients": accumulator.to_record(),
+                "gradients": _trained(accumulator, model),
                 "state": copy.deepcopy(state),
                 "dtypes": False,
             }
@@ -95,12 +98,8 @@ class TrainingRecord:
         Errors: RecorderError where the file is missing, damaged, or no training record.
         """
         data = _recorder(recorder).load(path)
-        if not isinstance(data, dict) or set(data) != set(PARTS):
-            raise RecorderError(f"{path}: this is not a training record; it should hold {', '.join(PARTS)}")
-        if data["version"] != VERSION:
-            raise RecorderError(f"{path}: a training record of version {data['version']!r}; this ruda reads {VERSION}")
         try:
-            unpack_params(data["model"])
+            _check_data(data)
         except RecorderError as error:
             raise RecorderError(f"{path}: {error}") from error
         return cls(data)
@@ -116,20 +115,41 @@ class TrainingRecord:
 
     def restore_with_dtypes(self, model: Module, optimizer: Any, scheduler: Any, device: Any = None) -> RestoredTraining:
         """As `restore`, with the storage dtypes that were captured; needs a record of `capture_with_dtypes`."""
+        _check_data(self.data)
         if not self.data["dtypes"]:
             raise ValueError("this record was captured without dtypes; use restore, or capture_with_dtypes when saving")
         return self._restore(model, optimizer, scheduler, device, keep_dtype=False)
 
     def _restore(self, model: Module, optimizer: Any, scheduler: Any, device: Any, keep_dtype: bool) -> RestoredTraining:
         _check_parts(model, optimizer, scheduler)
+        _check_data(self.data)
         placed = model if device is None else model.fork(device)
         new_model = placed.load_record(self.data["model"], keep_dtype=keep_dtype)
         accumulator = GradientsAccumulator()
         accumulator.load_record(self.data["gradients"], new_model)
         copy.deepcopy(scheduler).load_record(self.data["scheduler"])  # raises where the real one would
+        state = copy.deepcopy(self.data["state"])
         optimizer.load_record(self.data["optimizer"], new_model)
         scheduler.load_record(self.data["scheduler"])
-        return RestoredTraining(new_model, optimizer, scheduler, accumulator, copy.deepcopy(self.data["state"]))
+        return RestoredTraining(new_model, optimizer, scheduler, accumulator, state)
+
+
+def _trained(accumulator: GradientsAccumulator, model: Module) -> list[dict[str, Any]]:
+    """Return what is pending for parameters that the model trains: no step would use the rest, and no restore take it."""
+    ids = {p.id for p in model.params() if p.trainable}
+    return [entry for entry in accumulator.to_record() if entry["id"] in ids]
+
+
+def _check_data(data: Any) -> None:
+    """Refuse what is no training record, as far as that can be said without the parts that it is restored into."""
+    if not isinstance(data, dict) or set(data) != set(PARTS):
+        raise RecorderError(f"this is not a training record; it should hold {', '.join(PARTS)}")
+    if data["version"] != VERSION:
+        raise RecorderError(f"a training record of version {data['version']!r}; this ruda reads {VERSION}")
+    if not isinstance(data["dtypes"], bool):
+        broken(f"dtypes is {data['dtypes']!r}, and should be True or False")
+    unpack_params(data["model"])
+    GradientsRecord(data["gradients"])
 
 
 def _check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:

@@ -158,6 +158,18 @@ def test_the_global_norm_neither_overflows_nor_underflows(dtype, size, device):
     np.testing.assert_allclose(moved, [-2 / 3, 1 / 3], rtol=1e-2 if dtype == rt.bfloat16 else 1e-6)
 
 
+@pytest.mark.parametrize(("size", "limit"), [(1e38, 1.0), (1e38, 1e-3), (1e30, 1e-10), (1e38, 1e-10)])
+def test_a_factor_below_the_range_of_float32_loses_nothing(size, limit, device):
+    """limit / norm is below 1.2e-38 here, where float32 has fewer digits, or none."""
+    a, b = params((2,), (1,), device=device)
+    gradients = give((a, [2.0 * size, -1.0 * size]), (b, [2.0 * size]))
+    by_norm = clip_by_norm(gradients, limit)
+    np.testing.assert_allclose(by_norm[a].numpy() / limit, np.array([2.0, -1.0]) / np.sqrt(5.0), rtol=1e-6)
+    if device.kind == "cpu":  # on a GPU the factor of a global norm is one float32
+        together, _ = clip_by_global_norm(gradients, limit)
+        np.testing.assert_allclose(together[a].numpy() / limit, [2 / 3, -1 / 3], rtol=1e-6)
+
+
 def test_the_bits_of_a_global_norm_do_not_depend_on_which_thread_is_first(monkeypatch):
     rng = np.random.default_rng(0)
     arrays = rng.standard_normal((20, 500_003)) * 10.0 ** rng.uniform(-3, 3, (20, 1))  # the root hides many a last bit
@@ -252,6 +264,14 @@ def test_wrong_settings_are_refused(kind, limit, field):
         SgdConfig(grad_clipping=clipping).init()
     with pytest.raises(ValueError, match=f"{field}=.*give"):
         Fp32MasterOptimizer(SgdConfig().build(), grad_clipping=clipping)
+
+
+@pytest.mark.parametrize("clip", [clip_by_value, clip_by_norm, clip_by_global_norm])
+def test_what_are_no_gradients_per_parameter_is_refused(clip):
+    p = param([1.0])
+    for wrong in ({p: p}, p, [p], (p * p).sum().backward()):
+        with pytest.raises(TypeError, match=rf"{clip.__name__}\(GradientsParams\.from_grads"):
+            clip(wrong, 1.0)
 
 
 def test_it_is_part_of_the_configuration_that_a_restore_compares():

@@ -153,6 +153,8 @@ def test_contract_61_one_norm_after_unscaling_over_all_groups(device):
 
 @pytest.mark.parametrize("size", [1e30, 1e-30, 3e38, 1e-40])
 def test_contract_62_the_norm_neither_overflows_nor_underflows(device, size):
+    if size < np.finfo(np.float32).tiny and device.kind == "cuda":
+        pytest.skip("CuPy's kernels take float32 numbers below 1.2e-38 for zero (docs/decisions/0001-foundation.md)")
     model, optimizer = Pair(param(np.ones(5000), device=device), param([1.0], device=device)), fused(max_grad_norm=1.0)
     x = float(np.float32(size))
     optimizer.step(0.1, model, give((model.a, np.full(5000, x)), (model.b, [x])))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ruda_tensor as rt
-from ruda_optim import StatisticsPlan, statistics_plan
+from ruda_optim import GradScaler, MuonAdamWConfig, StatisticsPlan, statistics_plan
 from ruda_optim.gradient_stats import GradientStats, gradient_report, measure, read_report, rows_of, scaled_gradients
 
 from ._helpers import Pair, give, param
@@ -129,3 +129,17 @@ def test_scaling_keeps_ids_and_leaves_ones_alone(device):
     out = scaled_gradients(gradients, model, 0.5, 1.0, 0.25)
     assert out[model.a].dtype == rt.float32 and out[model.b].dtype == rt.float64
     assert out[model.b].item() == 0.375 and out[model.a].item() == float(np.float16(1e-7)) / 8
+
+
+@pytest.mark.parametrize("size", [1e100, 1.0, 1e-100, 1e306])
+def test_float64_is_measured_in_float64(size, device):
+    wide = [rt.tensor(np.full(n, size), dtype=rt.float64, device=device) for n in (3, 5000)]
+    stats = measure([*wide, rt.tensor([1.0], dtype=rt.float32, device=device)], 0.5)
+    assert stats.all_finite and stats.norm == pytest.approx(0.5 * math.hypot(size * math.sqrt(5003.0), 1.0), rel=1e-12)
+    for bad in (float("nan"), float("-inf")):
+        assert measure([*wide, rt.tensor([bad], dtype=rt.float64, device=device)], norm=False) == GradientStats(False, None)
+    model = Pair(param(np.ones((2, 2)), rt.float64, device), param([1.0], rt.float64, device))
+    optimizer, scaler = MuonAdamWConfig(max_grad_norm=1.0).init(model, [model.a]), GradScaler(2.0)
+    scaler.scale(rt.tensor(1.0, dtype=rt.float32, device=device))
+    scaler.step(optimizer, 0.1, model, give((model.a, np.full((2, 2), size)), (model.b, [size])))
+    assert not scaler.last_step_skipped and optimizer.last_grad_norm == pytest.approx(0.5 * size * math.sqrt(5.0), rel=1e-12)

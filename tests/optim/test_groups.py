@@ -195,6 +195,8 @@ def test_one_global_norm_for_all_groups(device):
         (lambda: AdamConfig().init(groups=[ParamGroup("*", decay=0.0)]), ValueError, "'decay'.*weight_decay.*lr_scale"),
         (lambda: AdamConfig().init(groups=[ParamGroup("*", weight_decay=-1.0)]), ValueError, "weight_decay=-1.0"),
         (lambda: AdamConfig().init(groups=[{"params": []}]), TypeError, r"ParamGroup\.vectors"),
+        (lambda: AdamConfig().init(groups=ParamGroup("*")), TypeError, r"list of ParamGroup.*groups=\[ParamGroup"),
+        (lambda: AdamConfig().init(groups=3), TypeError, r"got int; init\(groups=\[ParamGroup"),
         (lambda: Fp32MasterOptimizer(AdamConfig().build()).init(groups=[ParamGroup("*", eps=0.0)]), ValueError, "eps=0.0"),
     ],
 )
@@ -210,6 +212,17 @@ def test_a_group_that_matches_nothing_is_refused_at_the_first_step_and_nothing_c
     with pytest.raises(ValueError, match=r"no parameter matches ParamGroup.*layers\.0\.weight") as error:
         optimizer.step(0.1, model, zeros(model))
     assert said in str(error.value) and not optimizer.states and not model.scale.is_consumed()
+
+
+@pytest.mark.parametrize("config", [AdamWConfig(), AdamWConfig(fused_step=True)])
+def test_a_refused_step_decides_no_groups(config):
+    """A first step with another model is refused, and would have hidden that a group matches nothing in the right one."""
+    other, optimizer = Pair(param([1.0]), param([1.0])), config.init(groups=[ParamGroup("b", weight_decay=0.0)])
+    with pytest.raises(ValueError, match="another model"):
+        optimizer.step(0.1, other, zeros(net()))
+    assert not optimizer._grouping.index
+    with pytest.raises(ValueError, match="no parameter matches"):
+        optimizer.step(0.1, net(), zeros(net()))
 
 
 # records

@@ -213,7 +213,6 @@ def test_a_closure_over_the_old_model_is_noticed_and_the_model_survives():
         (lambda o, m: o.step(1.0, closure_of(rosenbrock), m), TypeError, "closure"),
         (lambda o, m: o.step(1.0, m, lambda p: rosenbrock(p)), TypeError, r"\(loss, gradients\)"),
         (lambda o, m: o.step(1.0, m, closure_of(lambda p: rosenbrock(p) * float("nan"))), ValueError, "loss .* is nan"),
-        (lambda o, m: o.step(1.0, m.no_grad(), closure_of(rosenbrock)), ValueError, "no parameter to train"),
     ],
 )
 def test_wrong_calls_are_refused_and_change_nothing(call, kind, message):
@@ -221,6 +220,24 @@ def test_wrong_calls_are_refused_and_change_nothing(call, kind, message):
     with pytest.raises(kind, match=message):
         call(optimizer, model)
     assert model.x.tolist() == [-1.2, 1.0] and optimizer.history is None and isinstance(optimizer, LBFGS)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_a_model_with_nothing_to_train_comes_back_with_the_loss_of_one_call(search, device):
+    model, optimizer, calls = point([-1.2, 1.0], rt.float64, device).no_grad(), LBFGSConfig(line_search=search).init(), []
+    back, loss = optimizer.step(1.0, model, lambda m: calls.append(1) or closure_of(rosenbrock)(m))
+    assert back is model and loss == pytest.approx(24.2) and calls == [1] and optimizer.history is None
+    assert not model.x.trainable and model.x.tolist() == [-1.2, 1.0]
+    fresh = LBFGSConfig(line_search=search).init()
+    fresh.load_record(optimizer.to_record(model), model)
+    thawed, loss = fresh.step(1.0, model.map(lambda p: p.require_grad()), closure_of(rosenbrock))  # later it trains
+    assert loss < 24.2 and thawed.x.trainable
+
+    class Empty(Module):
+        scale: float
+
+    empty = Empty(3.0)
+    assert LBFGSConfig(line_search=search).init().step(1.0, empty, lambda m: (m.scale, GradientsParams())) == (empty, 3.0)
 
 
 def test_another_model_needs_another_optimizer():

@@ -32,7 +32,7 @@ def test_contract_30_edits_of_the_stored_weight_are_ignored(device):
     assert masters.step(1.0, edited, give((edited.x, [0.25]))).x.tolist() == [0.5]
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e39, 1e-39, 1e-46, 1e300])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e39, 1e-39, 1e-46, 1e300, "8", None])
 def test_contract_31_a_scale_that_float32_cannot_divide_by_is_refused(scale):
     with pytest.raises(ValueError, match="scale.*reciprocal"):
         Fp32MasterOptimizer(SgdConfig().build()).with_gradient_scale(scale)
@@ -94,6 +94,9 @@ def test_what_it_cannot_hold_is_refused_before_anything_changes():
     for inner in (AdamWConfig().init(), AdamWConfig(), Fp32MasterOptimizer(AdamWConfig().build()), None):
         with pytest.raises(TypeError, match=r"AdamWConfig\(\)\.build\(\)"):
             Fp32MasterOptimizer(inner)
+    for call in (lambda c: Fp32MasterOptimizer(SgdConfig().build(), grad_clipping=c), masters.rule.with_grad_clipping):
+        with pytest.raises(TypeError, match=r"grad_clipping=GradientClippingConfig\.norm\(1\.0\)"):
+            call(1.0)
 
 
 def test_with_methods_make_new_rules():

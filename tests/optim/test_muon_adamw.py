@@ -12,6 +12,7 @@ from ruda_nn import Embedding, EmbeddingConfig, Linear, LinearConfig, Module, Pa
 from ruda_optim import (
     AdamWConfig,
     ConstantLrSchedulerConfig,
+    GradientClippingConfig,
     GradientsAccumulator,
     GradientsParams,
     MuonAdamWConfig,
@@ -199,6 +200,9 @@ def test_frozen_matrices_and_whole_models_are_refused():
         MuonAdamWConfig().from_model([model])  # type: ignore[arg-type]
 
 
+GLOBAL = GradientClippingConfig.global_norm(2.0)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -208,6 +212,8 @@ def test_frozen_matrices_and_whole_models_are_refused():
         (MuonAdamWConfig(adamw=AdamWConfig(eps=0.0)), "eps"),
         (MuonAdamWConfig(adamw=AdamWConfig(fused_step=True)), "fused_step"),
         (MuonAdamWConfig(muon=AdamWConfig()), "muon="),  # type: ignore[arg-type]
+        (MuonAdamWConfig(muon=MuonConfig(grad_clipping=GLOBAL)), r"muon=.*MuonAdamWConfig\(max_grad_norm=2.0\)"),
+        (MuonAdamWConfig(adamw=AdamWConfig(grad_clipping=GLOBAL)), r"adamw=.*MuonAdamWConfig\(max_grad_norm=2.0\)"),
     ],
 )
 def test_wrong_settings_are_refused(config, message):
@@ -288,6 +294,18 @@ def test_training_resumes_with_the_recorded_ids(device, dtype, tmp_path):
         model = optimizer.step(schedule.step(), model, gradients(model, seed))
         other = restored.optimizer.step(restored.scheduler.step(), other, gradients(other, seed))
     assert bits(model) == bits(other)
+
+
+def test_a_restore_that_brings_half_storage_back_brings_masters_too(device):
+    """The fresh model is float32, and so its optimizer was made without masters."""
+    model = language(device).to_dtype(rt.bfloat16)
+    optimizer, schedule = MuonAdamWConfig().from_model(model), ConstantLrSchedulerConfig(0.1)
+    model = optimizer.step(0.1, model, gradients(model))
+    record = TrainingRecord.capture_with_dtypes(model, optimizer, schedule.init(), GradientsAccumulator())
+    fresh = language(device)
+    back = record.restore_with_dtypes(fresh, MuonAdamWConfig().from_model(fresh), schedule.init(), device)
+    model, other = optimizer.step(0.1, model, gradients(model, 1)), back.optimizer.step(0.1, back.model, gradients(back.model, 1))
+    assert bits(model) == bits(other) and other.scale.dtype == rt.bfloat16
 
 
 def test_contract_28_records_of_another_kind_are_refused_and_change_nothing():

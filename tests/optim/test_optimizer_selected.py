@@ -87,3 +87,19 @@ def test_muon_takes_the_matrices_and_adamw_what_is_left():
     model = adamw.step(0.1, model, rest)
     assert model.a.tolist() != before.a.tolist() and model.b.tolist() != before.b.tolist()
     assert isinstance(rest, GradientsParams) and list(muon.states) == [model.a.id] and list(adamw.states) == [model.b.id]
+
+
+@pytest.mark.parametrize("ids", [lambda m: [3], lambda m: m, lambda m: 3, lambda m: [m]])
+def test_what_names_no_parameter_is_refused_here_and_in_from_params(ids):
+    model, optimizer = Pair(param([1.0]), param([4.0])), AdamConfig().init()
+    with pytest.raises(TypeError, match=r"Param or its id|parameters or their ids"):
+        optimizer.step_selected(0.1, model, give((model.a, [1.0])), ids(model))
+    with pytest.raises(TypeError, match=r"Param or its id|parameters or their ids"):
+        GradientsParams.from_params((model.a * model.b).sum().backward(), model, ids(model))
+    assert not model.a.is_consumed() and not optimizer.states
+
+
+@pytest.mark.parametrize("ids", NAMING)
+def test_from_params_takes_the_same_names(ids):
+    model = Pair(param([1.0]), param([4.0]))
+    assert GradientsParams.from_params((model.a * model.b).sum().backward(), model, ids(model)).ids() == [model.a.id]

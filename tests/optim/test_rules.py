@@ -329,6 +329,14 @@ def test_DTYPE_06_a_float64_learning_rate_leaves_parameters_and_state_in_float32
         (lambda: ro.MuonConfig(eps=0.0), "eps"),
         (lambda: ro.MuonConfig(adjust_lr="x"), "adjust_lr"),
         (lambda: ro.MuonConfig(matrix_layout="x"), "matrix_layout"),
+        (lambda: ro.SgdConfig(momentum=0.9, nesterov="no"), "nesterov"),
+        (lambda: AdamConfig(amsgrad="no"), "amsgrad"),
+        (lambda: AdamConfig(amsgrad=1), "amsgrad"),
+        (lambda: AdamWConfig(cautious_weight_decay=None), "cautious_weight_decay"),
+        (lambda: ro.RmsPropConfig(centered="no"), "centered"),
+        (lambda: ro.AdanConfig(no_prox=0), "no_prox"),
+        (lambda: ro.MuonConfig(nesterov="no"), "nesterov"),
+        (lambda: ro.MuonConfig(stable_normalization=1), "stable_normalization"),
         (lambda: ro.LBFGSConfig(max_iter=-1), "max_iter"),
         (lambda: ro.LBFGSConfig(history_size=0), "history_size"),
         (lambda: ro.LBFGSConfig(tolerance_grad=-1.0), "tolerance_grad"),
@@ -341,3 +349,35 @@ def test_a_wrong_setting_is_refused_by_name_value_and_range(make, field):
     with pytest.raises(ValueError, match=f"{field}=.*give") as error:
         config.init()
     assert repr(getattr(config, field)) in str(error.value)
+
+
+NUMBERS = [
+    lambda x: SgdConfig(momentum=x(0.9), weight_decay=x(0.1), dampening=x(0.3)),
+    lambda x: AdamConfig(betas=(x(0.9), x(0.99)), eps=x(1e-6), weight_decay=x(0.1)),
+    lambda x: AdamWConfig(betas=(x(0.9), x(0.99)), eps=x(1e-6), weight_decay=x(0.1)),
+    lambda x: ro.AdaGradConfig(eps=x(1e-6), weight_decay=x(0.1), lr_decay=x(0.1)),
+    lambda x: ro.RmsPropConfig(eps=x(1e-6), alpha=x(0.9), momentum=x(0.9), weight_decay=x(0.1), centered=True),
+    lambda x: ro.AdanConfig(eps=x(1e-6), betas=(x(0.9), x(0.8), x(0.7)), weight_decay=x(0.1)),
+    lambda x: ro.MuonConfig(momentum=x(0.9), ns_coefficients=(x(3.4), x(-4.7), x(2.03)), weight_decay=x(0.1), eps=x(1e-7)),
+    lambda x: SgdConfig(grad_clipping=ro.GradientClippingConfig.norm(x(0.7))),
+    lambda x: SgdConfig(grad_clipping=ro.GradientClippingConfig.value(x(0.7))),
+    lambda x: SgdConfig(grad_clipping=ro.GradientClippingConfig.global_norm(x(0.7))),
+]
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("make", NUMBERS)
+def test_numpy_numbers_are_the_settings_of_python_numbers_to_the_bit(make, masters, device):
+    """A float64 that stays NumPy's would bring float32 arrays to float64, and a resume with Python's would differ."""
+    rng = np.random.default_rng(0)
+    value, steps = rng.standard_normal((5, 4)), rng.standard_normal((3, 5, 4))
+    results, records = [], []
+    for number in (float, np.float64):
+        rule = make(number).build()
+        optimizer = Fp32MasterOptimizer(rule).init() if masters else make(number).init()
+        model = point(value, device=device)
+        for g in steps:
+            model = optimizer.step(number(0.05), model, give((model.x, g)))
+        results.append(model.x.numpy().tobytes())
+        records.append(optimizer.to_record()["config"])
+    assert results[0] == results[1] and records[0] == records[1]

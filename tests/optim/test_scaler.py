@@ -21,7 +21,7 @@ from ruda_optim import (
 )
 from ruda_record import BinFileRecorder, RecorderError
 
-from ._helpers import give, point
+from ._helpers import Pair, give, param, point
 
 OPTIMIZERS = {
     "fused": lambda: AdamWConfig(fused_step=True).init(),
@@ -270,3 +270,12 @@ def test_muon_and_adamw_together_under_a_scaler(device):
     bad = gradients(model, 64.0)
     bad.register(model.bias, rt.tensor(np.full(3, np.inf), dtype=rt.float32, device=device))
     assert scaler.step(optimizer, 0.1, model, bad) is model and scaler.last_step_skipped and optimizer.last_step_skipped
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_overflows_in_a_frozen_parameter_skips_nothing(name, device):
+    model = Pair(param([1.0], device=device), param([1.0], trainable=False, device=device))
+    scaler, gradients = GradScaler(2.0), give((model.a, [1.0]), (model.b, [float("inf")]))
+    scaler.scale(loss(device))
+    new = scaler.step(OPTIMIZERS[name](), 0.1, model, gradients)
+    assert not scaler.last_step_skipped and new.a.item() < 1.0 and new.b.item() == 1.0

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from ruda_nn import RecordMismatch
-from ruda_optim import StepLrSchedulerConfig
+from ruda_optim import SgdConfig, StepLrSchedulerConfig
 from ruda_record import RecorderError
+
+from ._helpers import give, point
 
 
 def rates(scheduler, count):
@@ -107,3 +109,21 @@ def test_numpy_numbers_are_fine_and_give_python_floats():
 def test_wrong_settings_are_refused_at_init(config, field):
     with pytest.raises(ValueError, match=f"{field}=.*give"):
         config.init()
+
+
+def test_a_rate_that_grows_past_every_float_is_infinite_and_refused_by_the_step():
+    scheduler = StepLrSchedulerConfig(1.0, 1, 2.0).init()
+    assert scheduler.value(1023) == 2.0**1023 and scheduler.value(1024) == scheduler.value(2**50) == float("inf")
+    assert StepLrSchedulerConfig(0.0, 1, 2.0).init().value(2**50) == 0.0
+    scheduler.calls = 5000
+    model = point([1.0])
+    with pytest.raises(ValueError, match="finite"):
+        SgdConfig().init().step(scheduler.step(), model, give((model.x, [1.0])))
+    with pytest.raises(TypeError, match=r"LrScheduler; step\(lr\.step\(\), model"):
+        SgdConfig().init().step(scheduler, model, give((model.x, [1.0])))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", [-1, 1.5, "1", True])
+def test_calls_are_counted_from_zero(k):
+    with pytest.raises(ValueError, match=r"scheduler\.value\(0\)"):
+        StepLrSchedulerConfig(1.0, 1).init().value(k)
