@@ -25,7 +25,6 @@ from ruda_optim import (
     AdamWConfig,
     CosineAnnealingLrSchedulerConfig,
     GradientClippingConfig,
-    GradientsAccumulator,
     GradientsParams,
     ParamGroup,
     TrainingRecord,
@@ -83,8 +82,7 @@ class Training:
             "config": self.config.describe(), "data": self.data.to_record(), "random": rt.random.get_state(),
             "history": self.history,
         }  # fmt: skip
-        parts = self.model, self.optimizer, self.scheduler, GradientsAccumulator()
-        TrainingRecord.capture(*parts, state).save(RECORDER, path)
+        TrainingRecord.capture(self.model, self.optimizer, self.scheduler, state=state).save(RECORDER, path)
 
     def restore(self, path: Path) -> None:
         """Go on where `save` was called; ValueError where the settings differ."""

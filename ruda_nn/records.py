@@ -30,9 +30,16 @@ def broken(what: str) -> NoReturn:
 
 
 def pack(array: Any) -> dict[str, Any]:
-    """Return an array as its dtype's name and a host copy: a recorder may narrow the copy, and the name stays."""
+    """Return an array as its dtype's name and its values on the host: a recorder may narrow them, and the name stays.
+
+    On the CPU no number is copied: the values are a view that cannot be written to. An optimizer changes arrays in
+    place only where nobody else refers to them, and otherwise takes a copy first, so what is packed stays as it is.
+    """
     host = to_host(array)
-    return {"dtype": str(host.dtype), "value": host.copy(order="C") if host is array else host}
+    if host is array:
+        host = host.view() if host.flags.c_contiguous else host.copy(order="C")
+        host.flags.writeable = False
+    return {"dtype": str(host.dtype), "value": host}
 
 
 def unpack(entry: Any, where: str) -> np.ndarray:
@@ -62,8 +69,8 @@ def pack_params(module: Any) -> dict[str, Any]:
         key = (p.id, p.trainable)
         if key not in index:
             index[key] = len(params)
-            value = p.numpy()
-            params.append({"id": p.id, "trainable": p.trainable, "dtype": str(value.dtype), "value": value})
+            values = p.numpy() if p.is_consumed() else p._data  # numpy() says what a consumed parameter is
+            params.append({"id": p.id, "trainable": p.trainable, **pack(values)})
         places[path] = index[key]
     record: dict[str, Any] = {"places": places, "params": params}
     cells: dict[int, int] = {}

@@ -35,14 +35,18 @@ def _listed(views: list, i: int) -> int:
     return sys.getrefcount(views[i])
 
 
-def _measure() -> tuple[int, int]:
+def _named(state: dict[str, Any], name: str) -> int:
+    return sys.getrefcount(state[name])
+
+
+def _measure() -> tuple[int, int, int]:
     holder = _Holder()
     holder._data = object()
-    return _references(holder), _listed([object()], 0)
+    return _references(holder), _listed([object()], 0), _named({"x": object()}, "x")
 
 
-# What sys.getrefcount says, on this interpreter, of an array that only its parameter holds, and of one only in a list.
-_ALONE, _ONLY_LISTED = _measure()
+# What sys.getrefcount says, on this interpreter, of an array that only its parameter holds, only a list, or only a dict.
+_ALONE, _ONLY_LISTED, _ONLY_NAMED = _measure()
 
 
 def own_array(p: Param) -> Any:
@@ -52,6 +56,16 @@ def own_array(p: Param) -> Any:
     """
     alone = _references(p) <= _ALONE and p._data.flags.c_contiguous and getattr(p._data, "base", None) is None
     return p._data if alone else p._data.copy(order="C")
+
+
+def own_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state after putting a copy in the place of each array that somebody else can see: a record may hold it."""
+    for name in state:
+        if isinstance(state[name], dict):
+            own_state(state[name])
+        elif hasattr(state[name], "shape") and _named(state, name) > _ONLY_NAMED:
+            state[name] = state[name].copy()
+    return state
 
 
 class Bucket:
@@ -105,6 +119,17 @@ class Bucket:
             self._look()
         for i, array in foreign:
             self.views[i][...] = array
+        self._hold_state(self.state, self.states)
+
+    def _hold_state(self, joint: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        """The same for the states, whose views refer to the whole arrays."""
+        for name in joint:
+            if isinstance(joint[name], dict):
+                self._hold_state(joint[name], [state[name] for state in states])
+            elif hasattr(joint[name], "shape") and _named(joint, name) > _ONLY_NAMED + len(states):
+                joint[name] = joint[name].copy()
+                for i, state in enumerate(states):
+                    state[name] = joint[name][slice(*self._span(i))].reshape(self.shapes[i])
 
     def update(self, lr: float, members: list[Member], extra: tuple) -> None:
         """Update members (number, parameter, gradient) that `hold` has been asked for, in runs of equal counters."""

@@ -13,7 +13,7 @@ from ruda_nn.records import broken, pack, unpack
 from ruda_tensor.dtypes import FLOAT32, FLOATING, HALF
 from ruda_tensor.tensor import Tensor
 
-from .buckets import Bucket, Member, fill, is_small, kinds, own_array
+from .buckets import Bucket, Member, fill, is_small, kinds, own_array, own_state
 from .clipping import factors, total_norm
 from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
@@ -148,8 +148,8 @@ class Optimizer:
             group, key = grouping.of(p.id), p.id
             with p.device.guard():
                 array, self.states[key] = grouping.rules[group].step(
-                    p.device.xp, lr * grouping.scales[group], own_array(p), chosen[key]._data, self.states.get(key),
-                    *extra.get(p.device, ()),
+                    p.device.xp, lr * grouping.scales[group], own_array(p), chosen[key]._data,
+                    own_state(self.states[key]) if key in self.states else None, *extra.get(p.device, ()),
                 )  # fmt: skip
             new[key] = p.like(array)
         for bucket, members in buckets.items():

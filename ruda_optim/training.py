@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruda_nn import Module
+from ruda_nn import Module, RecordMismatch
 from ruda_nn.records import broken, unpack_params
 from ruda_record import BinFileRecorder, RecorderError
 
@@ -54,14 +54,17 @@ class TrainingRecord:
 
     @classmethod
     def capture(
-        cls, model: Module, optimizer: Any, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
-    ) -> TrainingRecord:
+        cls, model: Module, optimizer: Any, scheduler: Any = None, accumulator: GradientsAccumulator | None = None,
+        state: Any = None,
+    ) -> TrainingRecord:  # fmt: skip
         """Return a snapshot that later training cannot reach; nothing is changed, stepped or emptied.
 
+        A run without a schedule has None for it, as one without accumulation has for the accumulator. On the CPU the
+        numbers are not copied here: while the record lives, the next update makes new arrays instead.
         Left out are states and pending gradients of parameters that no step would use: gone, or frozen while pending.
         """
         _check_parts(model, optimizer, scheduler)
-        if not isinstance(accumulator, GradientsAccumulator):
+        if not isinstance(accumulator, GradientsAccumulator | None):
             raise TypeError(
                 f"capture: expected a GradientsAccumulator, got {type(accumulator).__name__}; "
                 "capture(model, optimizer, scheduler, accumulator, state)"
@@ -71,8 +74,8 @@ class TrainingRecord:
                 "version": VERSION,
                 "model": model.to_record(),
                 "optimizer": optimizer.to_record(model),
-                "scheduler": scheduler.to_record(),
-                "gradients": _trained(accumulator, model),
+                "scheduler": None if scheduler is None else scheduler.to_record(),
+                "gradients": [] if accumulator is None else _trained(accumulator, model),
                 "state": copy.deepcopy(state),
                 "dtypes": False,
             }
@@ -80,8 +83,9 @@ class TrainingRecord:
 
     @classmethod
     def capture_with_dtypes(
-        cls, model: Module, optimizer: Any, scheduler: Any, accumulator: GradientsAccumulator, state: Any = None
-    ) -> TrainingRecord:
+        cls, model: Module, optimizer: Any, scheduler: Any = None, accumulator: GradientsAccumulator | None = None,
+        state: Any = None,
+    ) -> TrainingRecord:  # fmt: skip
         """As `capture`, and `restore_with_dtypes` brings back the storage dtype of every parameter too."""
         record = cls.capture(model, optimizer, scheduler, accumulator, state)
         record.data["dtypes"] = True
@@ -104,7 +108,7 @@ class TrainingRecord:
             raise RecorderError(f"{path}: {error}") from error
         return cls(data)
 
-    def restore(self, model: Module, optimizer: Any, scheduler: Any, device: Any = None) -> RestoredTraining:
+    def restore(self, model: Module, optimizer: Any, scheduler: Any = None, device: Any = None) -> RestoredTraining:
         """Put the record into freshly made parts of the same configuration, on `device`.
 
         The model gets the recorded ids and values, in its own dtypes; tracking follows it. The optimizer and the
@@ -113,7 +117,9 @@ class TrainingRecord:
         """
         return self._restore(model, optimizer, scheduler, device, keep_dtype=True)
 
-    def restore_with_dtypes(self, model: Module, optimizer: Any, scheduler: Any, device: Any = None) -> RestoredTraining:
+    def restore_with_dtypes(
+        self, model: Module, optimizer: Any, scheduler: Any = None, device: Any = None
+    ) -> RestoredTraining:
         """As `restore`, with the storage dtypes that were captured; needs a record of `capture_with_dtypes`."""
         _check_data(self.data)
         if not self.data["dtypes"]:
@@ -123,14 +129,19 @@ class TrainingRecord:
     def _restore(self, model: Module, optimizer: Any, scheduler: Any, device: Any, keep_dtype: bool) -> RestoredTraining:
         _check_parts(model, optimizer, scheduler)
         _check_data(self.data)
+        if (scheduler is None) != (self.data["scheduler"] is None):
+            sides = ["missing" if side is None else "present" for side in (self.data["scheduler"], scheduler)]
+            raise RecordMismatch(f"the schedule is (record | here): {sides[0]} | {sides[1]}")
         placed = model if device is None else model.fork(device)
         new_model = placed.load_record(self.data["model"], keep_dtype=keep_dtype)
         accumulator = GradientsAccumulator()
         accumulator.load_record(self.data["gradients"], new_model)
-        copy.deepcopy(scheduler).load_record(self.data["scheduler"])  # raises where the real one would
+        if scheduler is not None:
+            copy.deepcopy(scheduler).load_record(self.data["scheduler"])  # raises where the real one would
         state = copy.deepcopy(self.data["state"])
         optimizer.load_record(self.data["optimizer"], new_model)
-        scheduler.load_record(self.data["scheduler"])
+        if scheduler is not None:
+            scheduler.load_record(self.data["scheduler"])
         return RestoredTraining(new_model, optimizer, scheduler, accumulator, state)
 
 
@@ -156,6 +167,8 @@ def _check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"expected a Module first, got {type(model).__name__}; the order is (model, optimizer, scheduler)")
     for part, what in ((optimizer, "an optimizer"), (scheduler, "a schedule")):
+        if part is None and what == "a schedule":
+            continue
         if not hasattr(part, "to_record") or not hasattr(part, "load_record") or isinstance(part, Module):
             raise TypeError(f"expected {what} with to_record and load_record, got {type(part).__name__}")
 

@@ -254,11 +254,18 @@ def test_a_record_is_a_snapshot(device):
     stored = accumulator.to_record()
     accumulator.accumulate(model, give((model.x, [1.0])))
     assert stored[0]["value"].tolist() == [1.0] and accumulator.grads()[model.x].tolist() == [2.0]
-    stored[0]["value"][...] = 9.0
+    stored[0]["value"] = np.array([9.0], np.float32)
     again = GradientsAccumulator()
     again.load_record(stored, model)
     stored[0]["value"][...] = 5.0
     assert again.grads()[model.x].tolist() == [9.0]
+
+
+def test_what_is_recorded_on_the_cpu_is_not_copied_and_cannot_be_written_to():
+    model, accumulator = point(np.zeros(1000, np.float32)), GradientsAccumulator()
+    accumulator.accumulate(model, give((model.x, np.ones(1000))))
+    stored = accumulator.to_record()[0]["value"]
+    assert np.shares_memory(stored, accumulator._pending[model.x]._data) and not stored.flags.writeable
 
 
 def test_half_gradients_of_a_tracked_linear_layer(device):

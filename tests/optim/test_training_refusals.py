@@ -8,6 +8,8 @@ import pytest
 
 import ruda_optim as ro
 import ruda_tensor as rt
+from ruda_autodiff import Autodiff
+from ruda_nn import LinearConfig
 from ruda_optim import AdamConfig, AdamWConfig, GradientsAccumulator, RecordMismatch, StepLrSchedulerConfig, TrainingRecord
 from ruda_record import BinFileRecorder, FullPrecisionSettings, RecorderError
 
@@ -101,3 +103,20 @@ def test_what_is_pending_for_a_parameter_frozen_since_is_left_out(tmp_path):
     moved = back.optimizer.step(0.1, back.model, give((back.model.b, np.ones(4))))
     want = optimizer.step(0.1, frozen, give((frozen.b, np.ones(4))))
     assert moved.b.numpy().tobytes() == want.b.numpy().tobytes() and rt.equal(moved.a, want.a).numpy().all()
+
+
+def test_a_run_may_have_no_schedule_and_no_accumulator(tmp_path):
+    def parts():
+        return LinearConfig(2, 1).init(Autodiff(rt.Cpu())), ro.SgdConfig(momentum=0.9).init()
+
+    model, optimizer = parts()
+    record = TrainingRecord.capture(model, optimizer, state={"epoch": 3})
+    record.save(BinFileRecorder(), tmp_path / "a")
+    restored = TrainingRecord.load(BinFileRecorder(), tmp_path / "a").restore(*parts())
+    assert restored.state == {"epoch": 3} and restored.scheduler is None and len(restored.accumulator) == 0
+    assert restored.model.weight.tolist() == model.weight.tolist()
+    schedule = ro.ConstantLrSchedulerConfig(0.1).init()
+    with pytest.raises(RecordMismatch, match=r"schedule is \(record \| here\): missing \| present"):
+        record.restore(*parts(), schedule)
+    with pytest.raises(RecordMismatch, match=r"schedule is \(record \| here\): present \| missing"):
+        TrainingRecord.capture(model, optimizer, schedule).restore(*parts())
