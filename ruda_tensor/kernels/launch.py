@@ -1,0 +1,210 @@
+"""Compiling a kernel once and launching it with little overhead: the packed arguments go to the driver in one call.
+
+A launch costs about three microseconds of host time: the arguments are packed by the declared signature into the layout
+of a C struct, which is that of a kernel's parameters, and handed to `cuLaunchKernel` as one buffer.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import operator
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .. import backend
+from .sources import cuda_source
+
+HITS: Counter[str] = Counter()  # launches by the kernel's name, since the process began or `HITS.clear()`
+_CODES = {"P", "q", "Q", "i", "I", "f", "d"}  # pointer, 64-bit, 32-bit, float, double: as in the module struct
+_BUFFER_POINTER, _BUFFER_SIZE, _BUFFER_END = 1, 2, 0  # CU_LAUNCH_PARAM_*
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled or launched; the message names it."""
+
+
+class Runtime(Protocol):
+    """What compiles and launches: CUDA, or in tests a machine that runs the same sources on the CPU."""
+
+    def serves(self, xp: Any) -> bool:
+        """True for the array module whose arrays it reads."""
+        ...
+
+    def device(self) -> int:
+        """The current device."""
+        ...
+
+    def processors(self) -> int:
+        """How many multiprocessors the current device has."""
+        ...
+
+    def address(self, array: Any, /) -> int:
+        """Where an array's data begins."""
+        ...
+
+    def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+        """Compile a source and return its kernel `name`."""
+        ...
+
+    def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
+        """Start a kernel; returns what went wrong."""
+        ...
+
+
+class _Scratch(threading.local):
+    """The buffer that a thread's launches pass to the driver, which copies it before it returns."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(1 << 15)
+        self.size = ctypes.c_size_t(0)
+        self.extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self.size), _BUFFER_END
+        )
+
+
+class CudaRuntime:
+    """CUDA through CuPy's compiler and cache and the driver's own launch."""
+
+    address = staticmethod(operator.attrgetter("data.ptr"))
+
+    def __init__(self) -> None:
+        cp = backend.cupy()
+        self.cp = cp
+        self.device = cp.cuda.runtime.getDevice
+        self.stream = cp.cuda.get_current_stream
+        self.scratch = _Scratch()
+        driver = ctypes.PyDLL("libcuda.so.1")  # keeps the interpreter's lock: a launch is shorter than giving it away
+        self.start = driver.cuLaunchKernel
+        self.start.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self.explain = driver.cuGetErrorName
+        self._processors: dict[int, int] = {}
+
+    def serves(self, xp: Any) -> bool:
+        return xp.__name__ == "cupy"
+
+    def processors(self) -> int:
+        device = self.device()
+        if device not in self._processors:
+            self._processors[device] = self.cp.cuda.runtime.getDeviceProperties(device)["multiProcessorCount"]
+        return self._processors[device]
+
+    def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+        from cupy.cuda.compiler import CompileException
+
+        try:
+            module = self.cp.RawModule(code=text, options=("-std=c++17", *options))
+            kernel = module.get_function(name)
+            return kernel.kernel.ptr, kernel, module  # the two keep the code loaded
+        except CompileException as error:
+            raise KernelError(f"the kernel {name} does not compile: {first_error(str(error))}") from error
+
+    def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
+        scratch = self.scratch
+        size = len(arguments)
+        ctypes.memmove(scratch.buffer, arguments, size)
+        scratch.size.value = size
+        stream = self.stream().ptr
+        status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, 0, stream, None, scratch.extra)
+        if status == 0:
+            return None
+        text = ctypes.c_char_p()
+        self.explain(status, ctypes.byref(text))
+        return f"{(text.value or b'unknown error').decode()} ({status})"
+
+
+def first_error(log: str) -> str:
+    """The compiler's first line with an error, or its first line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+
+
+_current: list[Runtime] = []  # at most one: chosen on first use, or put here by `substitute`
+
+
+def current() -> Runtime:
+    """The runtime in use: CUDA unless another was put in its place."""
+    if not _current:
+        _current.append(CudaRuntime())
+    return _current[-1]
+
+
+def runtime(xp: Any) -> Runtime | None:
+    """The runtime that reads arrays of `xp`, or None."""
+    if not _current and xp.__name__ != "cupy":
+        return None
+    found = current()
+    return found if found.serves(xp) else None
+
+
+@contextlib.contextmanager
+def substitute(other: Runtime) -> Iterator[None]:
+    """Let another runtime compile and launch inside; kernels compiled by the one stay unknown to the other."""
+    _current.append(other)
+    try:
+        yield
+    finally:
+        _current.remove(other)
+
+
+def program(source: str, defines: dict[str, Any]) -> str:
+    """The text to compile: the definitions, then the source with its headers."""
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return head + _source(source)
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return cuda_source(name)
+
+
+class Kernel:
+    """One kernel of a source under some definitions, compiled when it is first launched on a device.
+
+    `signature` has one code of the module `struct` per parameter, or a number of bytes for a struct passed by value:
+    `"P P q i f"`. Arguments for P are arrays or None. A grid without blocks is not launched.
+    """
+
+    __slots__ = ("source", "name", "defines", "options", "packer", "pointers", "bound")
+
+    def __init__(
+        self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = ()
+    ) -> None:
+        codes = signature.split()
+        wrong = [c for c in codes if c not in _CODES and not c.rstrip("s").isdigit()]
+        if wrong:
+            raise ValueError(f"{name}: the signature has {wrong}; known are {', '.join(sorted(_CODES))} and sizes as '64s'")
+        self.source, self.name, self.defines, self.options = source, name, defines, options
+        self.packer = struct.Struct("@" + "".join(codes)).pack
+        self.pointers = tuple(i for i, code in enumerate(codes) if code == "P")
+        self.bound: dict[tuple[int, int], Any] = {}
+
+    def __call__(self, grid: tuple[int, int], block: tuple[int, int], *arguments: Any) -> None:
+        """Launch. Errors: KernelError where it does not compile or start, with the grid and the arrays' shapes."""
+        if grid[0] == 0 or grid[1] == 0:
+            return
+        machine = _current[-1] if _current else current()
+        handle = self.bound.get((id(machine), machine.device()))
+        if handle is None:
+            handle = self.compile(machine)
+        values = list(arguments)
+        address = machine.address
+        for i in self.pointers:
+            values[i] = 0 if values[i] is None else address(values[i])
+        problem = machine.launch(handle, grid, block, self.packer(*values))
+        if problem is not None:
+            shapes = ", ".join(f"{a.dtype}{a.shape}" if hasattr(a, "shape") else repr(a)[:40] for a in arguments)
+            raise KernelError(f"the launch of {self.name} with grid {grid}, block {block} failed: {problem}; given {shapes}")
+        HITS[self.name] += 1
+
+    def compile(self, machine: Runtime) -> Any:
+        """Compile for the current device and keep the result."""
+        handle = machine.load(program(self.source, self.defines), self.name, self.options)
+        self.bound[id(machine), machine.device()] = handle
+        return handle
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name} of {self.source} {self.defines}>"

@@ -1,0 +1,110 @@
+"""layer_norm and rms_norm over the last axes: the bindings of norm_forward.cu and norm_backward.cu."""
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from .columns import finish, norm_columns
+from .gate import CTYPES, LONGEST, ceil_div, contiguous, opened, processors, vector_of
+from .launch import Kernel
+from .plans import Plan, row_plan, sums_plan
+
+_STAY = 16  # rows that a block of the backward takes at least, so that its column sums are worth writing
+
+
+@functools.cache
+def _forward(dtype: np.dtype, weights: np.dtype, plan: Plan, rms: int) -> Kernel:
+    real = "d" if dtype == np.float64 else "f"
+    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **plan.defines(), "RMS": rms}
+    return Kernel("norm_forward.cu", "norm_forward", f"P P P P P P P q i {real}", defines)
+
+
+@functools.cache
+def _backward(dtype: np.dtype, weights: np.dtype, plan: Plan, resident: int, rms: int, needs: tuple) -> Kernel:
+    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **plan.defines(), "RMS": rms, "RESIDENT": resident}
+    flags = {"DX": int(needs[0]), "WEIGHT": int(needs[1]), "BIAS": int(needs[2])}
+    return Kernel("norm_backward.cu", "norm_backward", "P P P P P P P P q i", defines | flags)
+
+
+def _weights(x: Any, *vectors: Any) -> np.dtype:
+    return next((v.dtype for v in vectors if v is not None), x.dtype)
+
+
+def _row_length(x: Any, axes: int) -> int:
+    n = math.prod(x.shape[x.ndim - axes :])
+    return n if n <= LONGEST else 0
+
+
+def _run_forward(xp: Any, x: Any, weight: Any, bias: Any, axes: int, eps: float, rms: int) -> Any:
+    real, n = opened(xp, x, weight, bias), _row_length(x, axes)
+    if real is None or not n:
+        return None
+    x, weight, bias = contiguous(xp, x, weight, bias)
+    rows, out = x.size // n, xp.empty(x.shape, x.dtype)
+    plan = row_plan(n, vector_of(xp, n, x, out, weight, bias), 32)
+    mean, shift = (None, None) if rms else (xp.empty((rows, 1), real), xp.empty((rows, 1), real))
+    scale = xp.empty((rows, 1), real)
+    kernel = _forward(x.dtype, _weights(x, weight, bias), plan, rms)
+    kernel(plan.grid(rows), plan.block(), x, weight, bias, out, mean, shift, scale, rows, n, eps)
+    return out, mean, shift, scale
+
+
+def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: float) -> Any:
+    """(out, mean, shift, scale) as the plain body keeps them; None where the gate is shut."""
+    return _run_forward(xp, x, weight, bias, axes, eps, 0)
+
+
+def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> Any:
+    """(out, scale) as the plain body keeps them; None where the gate is shut."""
+    found = _run_forward(xp, x, weight, None, axes, eps, 1)
+    return found if found is None else (found[0], found[3])
+
+
+def _run_backward(
+    xp: Any, g: Any, x: Any, weight: Any, mean: Any, shift: Any, scale: Any, needs: tuple, axes: int, rms: int
+) -> Any:
+    real, n = opened(xp, x, weight), _row_length(x, axes)
+    if real is None or not n or g.dtype != x.dtype or scale.dtype != real:
+        return None
+    shape, sizes = x.shape, x.shape[x.ndim - axes :]
+    g, x, weight, mean, shift, scale = contiguous(xp, g, x, weight, mean, shift, scale)
+    rows, dtype = x.size // n, _weights(x, weight)
+    g, x = g.reshape(rows, n), x.reshape(rows, n)
+    dx = xp.empty((rows, n), x.dtype) if needs[0] else None
+    plan, resident = sums_plan(n, vector_of(xp, n, x, g, weight, dx))
+    fused = plan.items > 0
+    columns = needs[1] + needs[2]
+    if needs[0] or (fused and columns):
+        flags = (bool(needs[0]), fused and bool(needs[1]), fused and bool(needs[2]))
+        share = max(1, resident // (plan.group * plan.rows)) * processors(xp)
+        blocks = max(1, min(share, ceil_div(rows, plan.rows * (_STAY if columns else 1))))
+        partial = xp.empty((blocks, columns * n), real) if fused and columns else None
+        kernel = _backward(x.dtype, dtype, plan, resident, rms, flags)
+        kernel((blocks, 1), plan.block(), g, x, weight, mean, shift, scale, dx, partial, rows, n)
+    else:
+        partial = None
+    dw = db = None
+    if partial is not None:
+        sums = finish(xp, partial, dtype)
+        dw, db = sums[:n] if needs[1] else None, sums[-n:] if needs[2] else None
+    elif columns:
+        dw, db = norm_columns(xp, g, x, mean, shift, scale, (needs[1], needs[2]), dtype)
+    return tuple(
+        None if a is None else a.reshape(s) for a, s in ((dx, shape), (dw, sizes), (db, sizes))
+    )
+
+
+def layer_backward(
+    xp: Any, g: Any, x: Any, weight: Any, mean: Any, shift: Any, scale: Any, *, needs: tuple, axes: int, eps: float
+) -> Any:
+    """(dx, dweight, dbias), each None where it is not needed; None where the gate is shut."""
+    return _run_backward(xp, g, x, weight, mean, shift, scale, needs, axes, 0)
+
+
+def rms_backward(xp: Any, g: Any, x: Any, weight: Any, scale: Any, *, needs: tuple, axes: int, eps: float) -> Any:
+    """(dx, dweight), each None where it is not needed; None where the gate is shut."""
+    found = _run_backward(xp, g, x, weight, None, None, scale, (*needs, False), axes, 1)
+    return found if found is None else found[:2]

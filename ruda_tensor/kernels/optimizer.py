@@ -1,0 +1,239 @@
+"""One launch that updates all parameters: the bindings of optimizer.cu and statistics.cu."""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import FLOAT32, FLOATING, HALF
+from .gate import CTYPES, ceil_div, fused, real_of
+from .launch import Kernel, runtime
+
+THREADS, BATCH = 256, 2
+BUCKETS = (8, 64, 512)  # tensors that a table holds: it is a parameter of the kernel, of at most 32,764 bytes (CUDA 12.1)
+FAN_IN = 1024
+_WARPS, _STATISTICS_BATCH = 8, 8
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of one step, in the notation of ruda_optim/rules.py: rate and floor are Adam's corrected lr and eps.
+
+    `shrink` is 1 - lr weight_decay of decoupled decay, `decay` the coupled one, `keep` 1 - dampening (1 at the first
+    step); gradients are divided by `unscale`.
+    """
+
+    rate: float
+    floor: float = 0.0
+    shrink: float = 1.0
+    decay: float = 0.0
+    keep: float = 1.0
+    unscale: float = 1.0
+    first: float = 0.0  # momentum, or beta1
+    second: float = 0.0  # beta2
+
+
+def sgd_numbers(
+    lr: float, time: int, momentum: float = 0.0, dampening: float = 0.0, decay: float = 0.0, unscale: float = 1.0
+) -> Numbers:
+    """The numbers of update `time` (1 is the first) by SGD."""
+    keep = 1.0 if time == 1 else 1.0 - dampening
+    return Numbers(lr, decay=decay, keep=keep, unscale=unscale, first=momentum)
+
+
+def adam_numbers(
+    lr: float, time: int, betas: tuple[float, float], eps: float, decay: float, decoupled: bool, unscale: float = 1.0
+) -> Numbers:
+    """The numbers of update `time` (1 is the first) by Adam, or by AdamW where the decay is decoupled."""
+    root = math.sqrt(1.0 - betas[1] ** time)
+    rate, floor = lr * root / (1.0 - betas[0] ** time), eps * root
+    shrink, coupled = (1.0 - lr * decay, 0.0) if decoupled else (1.0, decay)
+    return Numbers(rate, floor, shrink, coupled, unscale=unscale, first=betas[0], second=betas[1])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which update: rule "sgd", "adam" or "adamw", and what it has beyond the plain one."""
+
+    rule: str
+    decay: bool = False  # coupled
+    momentum: bool = False
+    nesterov: bool = False
+    amsgrad: bool = False
+    cautious: bool = False
+
+    @property
+    def states(self) -> int:
+        """How many state arrays: the velocity, or the two moments and with amsgrad the largest second one."""
+        return int(self.momentum) if self.rule == "sgd" else 2 + self.amsgrad
+
+    def defines(self) -> dict[str, int]:
+        flags = {"DECAY": self.decay, "MOMENTUM": self.momentum, "NESTEROV": self.nesterov}
+        flags |= {"AMSGRAD": self.amsgrad, "CAUTIOUS": self.cautious}
+        rule = ("sgd", "adam", "adamw").index(self.rule)
+        return {"RULE": rule, "STATES": self.states, **{name: int(flag) for name, flag in flags.items()}}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter, its gradient, its float32 master (None without one) and its states: contiguous, updated in place."""
+
+    p: Any
+    g: Any
+    master: Any
+    states: Sequence[Any]
+
+    def arrays(self) -> list[Any]:
+        return [self.p, self.g, *(() if self.master is None else (self.master,)), *self.states]
+
+
+@functools.cache
+def table_type(tensors: int) -> np.dtype:
+    """The struct Table of optimizer.cu."""
+    names = ("p", "g", "master", "one", "two", "three")
+    fields = [(name, np.uint64, (tensors,)) for name in names]
+    return np.dtype([*fields, ("size", np.int64, (tensors,)), ("first", np.uint32, (tensors,)), ("count", np.uint32),
+                     ("aligned", np.uint32)])  # fmt: skip
+
+
+@functools.cache
+def _kernel(shape: Shape, storage: np.dtype, gradient: np.dtype, master: bool, tensors: int) -> Kernel:
+    r = "d" if real_of(storage).itemsize == 8 else "f"
+    defines = {"STORAGE": CTYPES[storage], "GRADIENT": CTYPES[gradient], "MASTER": int(master), **shape.defines()}
+    layout = {"VECTOR": 2 if r == "d" else 4, "BATCH": BATCH, "TENSORS": tensors}
+    signature = f"{table_type(tensors).itemsize}s {' '.join([r] * 10)} P P f"
+    return Kernel("optimizer.cu", "optimizer_step", signature, defines | layout, ("--fmad=false",))
+
+
+def accepts(xp: Any, entry: Entry) -> bool:
+    """True where the kernel can update this parameter."""
+    if not fused() or runtime(xp) is None or entry.p.dtype not in FLOATING:
+        return False
+    real, halves = real_of(entry.p.dtype), HALF | {FLOAT32}
+    rest = [*entry.states, *(() if entry.master is None else (entry.master,))]
+    gradient = entry.g.dtype == entry.p.dtype or (real == FLOAT32 and entry.g.dtype in halves)
+    return gradient and all(a.dtype == real for a in rest) and all(a.flags.c_contiguous for a in entry.arrays())
+
+
+def update(
+    xp: Any, shape: Shape, numbers: Numbers, entries: Sequence[Entry], *, report: Any = None,
+    max_norm: float | None = None, device_numbers: Any = None,
+) -> None:  # fmt: skip
+    """Update all entries, which `accepts` took, by one launch per combination of dtypes (and 512 parameters).
+
+    `report` (from `gradient_report`): a bad gradient skips the update, and a norm above `max_norm` scales all gradients
+    by max_norm / (norm + 1e-6). `device_numbers`: rate, floor, shrink, decay, keep, unscale on the device, which replace
+    those of `numbers`: a captured step reads them anew.
+    """
+    machine = runtime(xp)
+    assert machine is not None
+    groups: dict[tuple, list[tuple[Entry, list[int]]]] = {}
+    for entry in entries:
+        if entry.p.size:
+            addresses = [machine.address(a) for a in entry.arrays()]
+            straight = not any(a & 15 for a in addresses)
+            key = entry.p.dtype, entry.g.dtype, entry.master is not None, straight
+            groups.setdefault(key, []).append((entry, addresses))
+    n = numbers
+    rest = (1.0 - n.first, n.second, 1.0 - n.second)
+    scalars = (n.rate, n.floor, n.shrink, n.decay, n.keep, n.unscale, n.first, *rest)
+    for (storage, gradient, master, straight), members in groups.items():
+        for start in range(0, len(members), BUCKETS[-1]):
+            part = members[start : start + BUCKETS[-1]]
+            tensors = next(b for b in BUCKETS if b >= len(part))
+            kernel = _kernel(shape, storage, gradient, master, tensors)
+            table, blocks = _table(part, tensors, THREADS * BATCH * kernel.defines["VECTOR"], master, straight)
+            limit = -1.0 if max_norm is None else max_norm
+            kernel((blocks, 1), (THREADS, 1), table, *scalars, device_numbers, report, limit)
+
+
+def _table(part: list, tensors: int, chunk: int, master: bool, straight: bool) -> tuple[bytes, int]:
+    table = np.zeros((), table_type(tensors))
+    columns = ("p", "g", *(("master",) if master else ()), "one", "two", "three")
+    for name, column in zip(columns, zip(*[addresses for _, addresses in part])):
+        table[name][: len(part)] = column
+    sizes = [entry.p.size for entry, _ in part]
+    table["size"][: len(part)] = sizes
+    ends = np.cumsum([ceil_div(size, chunk) for size in sizes])
+    table["first"][1 : len(part)] = ends[:-1]
+    table["count"], table["aligned"] = len(part), straight
+    return table.tobytes(), int(ends[-1])
+
+
+@functools.cache
+def _rows_kernel(dtype: np.dtype, tensors: int) -> Kernel:
+    size = 16 * tensors + 4 * (tensors + 1) + 4
+    layout = {"VECTOR": 16 // dtype.itemsize, "BATCH": _STATISTICS_BATCH, "TENSORS": tensors}
+    return Kernel("statistics.cu", "statistics_rows", f"{size}s P I f i", {"STORAGE": CTYPES[dtype], **layout})
+
+
+@functools.cache
+def _reduce_kernel() -> Kernel:
+    layout = {"VECTOR": 4, "BATCH": _STATISTICS_BATCH, "TENSORS": 8}
+    return Kernel("statistics.cu", "statistics_reduce", "P P I i", {"STORAGE": "float", **layout})
+
+
+def statistics_rows(size: int) -> int:
+    """How many rows of statistics a gradient of so many numbers has."""
+    return min(max(ceil_div(size, 32), 1), FAN_IN)
+
+
+def statistics_plan(rows: int) -> list[int]:
+    """The rows that each stage between the first statistics and the report leaves.
+
+    >>> statistics_plan(1024), statistics_plan(1025), statistics_plan(4_194_304)
+    ([], [2], [4096, 4])
+    """
+    stages = []
+    while rows > FAN_IN:
+        rows = ceil_div(rows, FAN_IN)
+        stages.append(rows)
+    return stages
+
+
+def gradient_report(xp: Any, gradients: Sequence[Any], unscale: float = 1.0) -> Any:
+    """Three float32 on the device: bad (1 where any number is not finite), magnitude, squares.
+
+    The norm of all gradients, divided by `unscale` first, is magnitude sqrt(squares); it neither overflows nor
+    underflows. None where the gate is shut, or a gradient is neither float32 nor half. Nothing waits.
+    """
+    machine = runtime(xp)
+    gradients = [g if g.flags.c_contiguous else xp.ascontiguousarray(g) for g in gradients if g.size]
+    if not fused() or machine is None or any(real_of(g.dtype) != FLOAT32 for g in gradients):
+        return None
+    if not gradients:
+        return xp.zeros(3, FLOAT32)
+    groups: dict[tuple, list[Any]] = {}
+    for g in gradients:
+        groups.setdefault((g.dtype, machine.address(g) & 15 == 0), []).append(g)
+    total = sum(statistics_rows(g.size) for g in gradients)
+    rows, done = xp.empty((total, 3), FLOAT32), 0
+    for (dtype, straight), members in groups.items():
+        for start in range(0, len(members), BUCKETS[-1]):
+            part = members[start : start + BUCKETS[-1]]
+            tensors = next(b for b in BUCKETS if b >= len(part))
+            counts = np.cumsum([0, *[statistics_rows(g.size) for g in part]])
+            table = _gradient_table([machine.address(g) for g in part], [g.size for g in part], counts, tensors)
+            grid = (ceil_div(int(counts[-1]), _WARPS), 1)
+            kernel, count = _rows_kernel(dtype, tensors), int(counts[-1])
+            kernel(grid, (32, _WARPS), table, rows[done:], count, unscale, int(straight))
+            done += count
+    for left in statistics_plan(total):
+        out = xp.empty((left, 3), FLOAT32)
+        _reduce_kernel()((left, 1), (FAN_IN, 1), rows, out, len(rows), 0)
+        rows = out
+    report = xp.empty(3, FLOAT32)
+    _reduce_kernel()((1, 1), (FAN_IN, 1), rows, report, len(rows), 1)
+    return report
+
+
+def _gradient_table(addresses: list[int], sizes: list[int], firsts: Any, tensors: int) -> bytes:
+    fields = [("g", np.uint64, (tensors,)), ("size", np.int64, (tensors,)), ("first", np.uint32, (tensors + 1,))]
+    table = np.zeros((), np.dtype([*fields, ("count", np.uint32)]))
+    table["g"][: len(addresses)], table["size"][: len(sizes)] = addresses, sizes
+    table["first"][: len(firsts)], table["count"] = firsts, len(sizes)
+    return table.tobytes()

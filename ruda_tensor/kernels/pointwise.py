@@ -1,0 +1,95 @@
+"""Elementwise kernels: activations without a bias, silu_mul and dropout."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from .columns import ACTIVATIONS
+from .gate import CTYPES, aligned, ceil_div, contiguous, opened
+from .launch import Kernel
+
+THREADS = 256  # as in flat.cuh
+_SIGNATURES = {
+    "activation_forward": "P P q",
+    "activation_backward": "P P P q",
+    "silu_mul_forward": "P P P q",
+    "silu_mul_backward": "P P P P P q",
+}
+
+
+@functools.cache
+def _kernel(source: str, name: str, dtype: np.dtype, vector: int, batch: int, kind: int) -> Kernel:
+    defines = {"STORAGE": CTYPES[dtype], "VECTOR": vector, "BATCH": batch, "KIND": kind}
+    return Kernel(source, name, _SIGNATURES[name], defines)
+
+
+def _run(xp: Any, source: str, name: str, size: int, arrays: tuple, batch: int, kind: int = 0) -> None:
+    dtype = arrays[0].dtype
+    vector = 16 // dtype.itemsize if aligned(xp, *arrays) else 1
+    kernel = _kernel(source, name, dtype, vector, batch, kind)
+    kernel((ceil_div(size, THREADS * vector * batch), 1), (THREADS, 1), *arrays, size)
+
+
+def activation_forward(xp: Any, kind: str, x: Any) -> Any:
+    """relu, gelu_tanh, gelu or silu of x; None where the gate is shut."""
+    if opened(xp, x) is None:
+        return None
+    (x,) = contiguous(xp, x)
+    out = xp.empty(x.shape, x.dtype)
+    _run(xp, "activation.cu", "activation_forward", x.size, (x, out), 4, ACTIVATIONS[kind])
+    return out
+
+
+def activation_backward(xp: Any, kind: str, g: Any, x: Any) -> Any:
+    """g times the slope at x; None where the gate is shut."""
+    if opened(xp, x) is None or g.dtype != x.dtype:
+        return None
+    g, x = contiguous(xp, g, x)
+    dx = xp.empty(x.shape, x.dtype)
+    _run(xp, "activation.cu", "activation_backward", x.size, (g, x, dx), 2, ACTIVATIONS[kind])
+    return dx
+
+
+def silu_mul_forward(xp: Any, gate: Any, up: Any) -> Any:
+    """silu(gate) up, with silu(gate) rounded to the storage dtype first; None where the gate is shut."""
+    if opened(xp, gate) is None or up.dtype != gate.dtype or up.shape != gate.shape:
+        return None
+    gate, up = contiguous(xp, gate, up)
+    out = xp.empty(gate.shape, gate.dtype)
+    _run(xp, "silu_mul.cu", "silu_mul_forward", gate.size, (gate, up, out), 2)
+    return out
+
+
+def silu_mul_backward(xp: Any, g: Any, gate: Any, up: Any, needs: tuple[bool, bool]) -> Any:
+    """(dgate, dup), each None where it is not needed; None where the gate is shut."""
+    if opened(xp, gate) is None or not g.dtype == up.dtype == gate.dtype:
+        return None
+    g, gate, up = contiguous(xp, g, gate, up)
+    dgate, dup = (xp.empty(gate.shape, gate.dtype) if need else None for need in needs)
+    _run(xp, "silu_mul.cu", "silu_mul_backward", gate.size, (g, gate, up, dgate, dup), 2)
+    return dgate, dup
+
+
+@functools.cache
+def _dropout(dtype: np.dtype) -> Kernel:
+    real = "d" if dtype == np.float64 else "f"
+    defines = {"STORAGE": CTYPES[dtype], "VECTOR": max(4, 16 // dtype.itemsize), "BATCH": 2}
+    return Kernel("dropout.cu", "dropout", f"P P q Q Q P {real} I i", defines)
+
+
+def dropout(xp: Any, x: Any, *, p: float, seed: int, offset: int, state: Any = None) -> Any:
+    """x / (1 - p) where the draw (seed, offset) of bernoulli(1 - p) is true, else 0; None where the gate is shut.
+
+    It is its own derivative rule. `state`: two uint64 on the device, a seed and an offset to add, instead of `seed`.
+    """
+    last = round((1 - p) * 2**32) - 1
+    if opened(xp, x) is None or not 0 <= last < 2**32:
+        return None
+    (x,) = contiguous(xp, x)
+    out, kernel = xp.empty(x.shape, x.dtype), _dropout(x.dtype)
+    per_block = THREADS * kernel.defines["VECTOR"] * kernel.defines["BATCH"]
+    grid, vector = (ceil_div(x.size, per_block), 1), int(aligned(xp, x, out))
+    kernel(grid, (THREADS, 1), x, out, x.size, seed % 2**64, offset % 2**64, state, 1 / (1 - p), last, vector)
+    return out

@@ -1,0 +1,46 @@
+"""Runs every kernel once under AddressSanitizer: `test_sanitizer.py` starts it with the library preloaded."""
+from __future__ import annotations
+
+import numpy as np
+
+from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
+
+from . import _cases as cases
+from . import _optimizers
+from ._shim import HostRuntime
+
+
+def main() -> None:
+    """Print how many kernels ran; the sanitizer ends the process where one reads or writes outside its arrays."""
+    runtime, rng = HostRuntime(flags=("-fsanitize=address",)), np.random.default_rng(0)
+    with substitute(runtime):
+        for dtype, n, shift in ((FLOAT32, 67, 0), (BFLOAT16, 264, 0), (FLOAT16, 40, 1)):
+            rows = 33
+            cases.norm(np, rng, dtype, rows, n, shift=shift)
+            cases.norm(np, rng, dtype, rows, n, rms=True, shift=shift)
+            cases.softmaxes(np, rng, dtype, rows, n, log=False, shift=shift)
+            cases.entropy(np, rng, dtype, rows, n, weighted=True, smoothing=0.1, ignore=True, shift=shift)
+            cases.activations(np, rng, dtype, "gelu", rows, n, shift=shift)
+            cases.activations(np, rng, dtype, "silu", rows, n, bias="same", shift=shift)
+            cases.gated(np, rng, dtype, 1001, shift=shift)
+            cases.dropped(np, rng, dtype, 1001, 0.5, 1, 2, shift=shift)
+            cases.summed(np, rng, dtype, 100, n, shift=shift)
+        cases.norm(np, rng, FLOAT32, 2, 33_000)
+        for layout in _optimizers.LAYOUTS[::2]:
+            _optimizers.steps(np, rng, "adamw, cautious", layout, [1, 5, 2049])
+        _optimizers.report(np, [rng.standard_normal(n).astype(np.float32) for n in (1, 33, 40_000)])
+        print("kernels", len(HITS))
+        small, large = np.zeros(64, np.float32), np.zeros(68, np.float32)
+        defines = {"STORAGE": "float", "VECTOR": 1, "BATCH": 1, "KIND": 0}
+        kernel = Kernel("activation.cu", "activation_forward", "P P q", defines)
+        print("now outside", flush=True)
+        try:
+            kernel((1, 1), (256, 1), large, small, 68)  # writes beyond `small`
+        except KernelError as error:
+            print(error)
+    print("not seen")
+
+
+if __name__ == "__main__":
+    main()
