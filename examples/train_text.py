@@ -1,7 +1,7 @@
 """Train a GPT of characters on English text, the documentation that comes with Python, and let it write.
 
     python examples/train_text.py
-    python examples/train_text.py --resume --steps 3000
+    python examples/train_text.py --resume --steps 4000
 
 Four layers, 128 wide, over windows of 128 characters; AdamW without decay on biases and norms, gradients clipped by their
 norm together, a cosine schedule with warm-up. Ctrl-C saves, and a resumed run gives the bits of an uninterrupted one.
@@ -39,14 +39,14 @@ except ImportError as error:
     sys.exit(f"this example needs tqdm and matplotlib ({error}): pip install 'ruda[examples]'")
 
 RECORDER = BinFileRecorder(FullPrecisionSettings)
-STEPS, EVERY = 600, 50  # updates of a run, and how many lie between two looks at the validation text
+STEPS, EVERY = 1500, 100  # updates of a run, and how many lie between two looks at the validation text
 
 
 class TrainingConfig(Config):
     """Settings of a run; `horizon` is the length of the schedule, which a resumed run may not change."""
 
     lr: float = 3e-3
-    warmup: int = 50
+    warmup: int = 100
     horizon: int = STEPS
     batch: int = 16
     weight_decay: float = 0.1
