@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(FLAT_THREADS) activation_backward(
     }
     EACH_BATCH(i, e) {
         Vector d;
-        EACH_OF(k) narrow(widen(gs[i].at[k]) * slope<KIND, T>(widen(xs[i].at[k])), d.at[k]);
+        EACH_OF(k) narrow(pull<KIND, T>(widen(gs[i].at[k]), widen(xs[i].at[k])), d.at[k]);
         store_part(dx + e, d, size - e);
     }
 }

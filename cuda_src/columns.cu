@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(32 * TALL) bias_activation_backward
                 Vector d;
                 EACH_OF(k) {
                     const Real z = widen(xs[i].at[k]) + Real(widen(b.at[k]));
-                    const Real value = widen(gs[i].at[k]) * slope<KIND, T>(z);
+                    const Real value = pull<KIND, T>(widen(gs[i].at[k]), z);
                     sums[k] += value;
                     narrow(value, d.at[k]);
                 }

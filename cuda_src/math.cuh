@@ -57,3 +57,9 @@ template <int F, class S, class R> DEVICE R slope(R x) {
     const R s = sigmoid<S>(x * (c + cubic * square));
     return s * (R(1) + (x - x * s) * (c + R(3) * cubic * square));
 }
+
+// The gradient g of the value, pulled back to x: where relu is off it is 0 even for an inf or a NaN.
+template <int F, class S, class R> DEVICE R pull(R g, R x) {
+    if (F == RELU) return x > R(0) ? g : R(0);
+    return g * slope<F, S>(x);
+}

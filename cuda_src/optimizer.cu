@@ -79,10 +79,10 @@ template <class S> DEVICE void give(u64 base, i64 e, i64 left, bool whole, const
 }
 
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) optimizer_step(
-    const __grid_constant__ Table table, Step c, Real beta1, Real rest1, Real beta2, Real rest2,
-    const Step* __restrict__ device, const float* __restrict__ report, float max_norm
+    const __grid_constant__ Table table, Step c, Real beta1, Real rest1, Real beta2, Real rest2, Real scale,
+    const Real* __restrict__ scale_at, const Step* __restrict__ device, const float* __restrict__ report, float max_norm
 ) {
-    Real clip = 1;
+    Real clip = scale_at ? *scale_at : scale;
     if (report) {
         __shared__ float shared;  // by one thread: it takes double precision, of which some GPUs have little
         if (threadIdx.x == 0) shared = clip_of(report, max_norm);

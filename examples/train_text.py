@@ -1,7 +1,7 @@
 """Train a GPT of characters on English text, the documentation that comes with Python, and let it write.
 
     python examples/train_text.py
-    python examples/train_text.py --resume --steps 4000
+    python examples/train_text.py --resume --steps 3000
 
 Four layers, 128 wide, over windows of 128 characters; AdamW without decay on biases and norms, gradients clipped by their
 norm together, a cosine schedule with warm-up. Ctrl-C saves, and a resumed run gives the bits of an uninterrupted one.

@@ -41,7 +41,8 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
         raise ValueError(f"backward: order must be 1 or 2, got {order!r}")
     assert root._node is not None
     if seed is None:
-        seed = rt.ones(root.shape, dtype=root.dtype, device=root.device)
+        with root.device.guard():
+            seed = _wrap(root.device.xp.ones(root.shape, root.dtype), root.device)
     walk = Walk(retain_graph or order == 2, order)
     with _Setting(recording=order == 2, order=order):
         walk.add(root._node, seed)
@@ -104,7 +105,7 @@ class Walk:
             g = grads.pop(node)
             plan = node.plan
             if plan is None:
-                self.leaves[node] = rt.astype(g, node.dtype)
+                self.leaves[node] = g if g._data.dtype is node.dtype else rt.astype(g, node.dtype)
                 continue
             parents, kept = node.parents, node.kept
             if parents is None:
@@ -185,10 +186,15 @@ class Walk:
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
         (kept, extras), static = node.kept
-        (incoming, *arrays), _ = widen([g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]])
+        arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
         with device.guard():
-            result = op.backward(device.xp, incoming, *arrays, *extras, needs=needs, **(static or {}))
+            result = None
+            if device.launches and op.fused is not None:
+                result = op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static)
+            if result is None:
+                arrays, _ = widen(arrays)
+                result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
             return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
 
 

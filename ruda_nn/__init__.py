@@ -1,4 +1,4 @@
-"""Modules, parameters, initializers, layers and losses."""
+"""Modules, parameters, buffers, initializers, layers, losses, data loading, and checkpoints from and to PyTorch."""
 from __future__ import annotations
 
 from .activation import (

@@ -14,10 +14,3 @@ def per_axis(config: Config, field: str, axes: int, least: int) -> tuple[int, ..
     ok = len(values) == axes and all(is_whole(v) and v >= least for v in values)
     config.require(ok, field, f"{shape} >= {least}")
     return tuple(int(v) for v in values)
-
-
-def positive(config: Config, *fields: str) -> None:
-    """Raise unless each of these settings is an integer >= 1."""
-    for field in fields:
-        value = getattr(config, field)
-        config.require(is_whole(value) and value > 0, field, "an integer >= 1")

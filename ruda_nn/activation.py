@@ -9,11 +9,10 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_autodiff import custom_gradient
-from ruda_tensor.dtypes import HALF
 from ruda_tensor.ops._common import floating
 
-from ._axes import positive
-from .config import Config, is_number
+from ._wide import wide
+from .config import Config, is_number, require
 from .creation import Creation
 from .initializers import Constant
 from .module import Module
@@ -23,17 +22,12 @@ from .param import Param
 def _once(layer: Module, x: rt.Tensor, f: Callable[[rt.Tensor], rt.Tensor]) -> rt.Tensor:
     """f(x), computed in float32 for half types and rounded once."""
     x = floating(x, type(layer).__name__)
-    return f(x.astype(rt.float32)).astype(x.dtype) if x.dtype in HALF else f(x)
+    return rt.astype(f(wide(x)), x.dtype)
 
 
 def _below(x: rt.Tensor) -> rt.Tensor:
     """min(x, 0) with the slope 1 at 0. Unlike x - relu(x) it is 0 at inf, and its slope there is 0."""
     return rt.where(x > 0, 0.0, x)
-
-
-def _setting(layer: str, name: str, value: Any, ok: bool, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{layer}: {name}={value!r} is not allowed; give {allowed}")
 
 
 class Relu(Module):
@@ -79,7 +73,7 @@ class LeakyRelu(Module):
     negative_slope: float = 0.01
 
     def __post_init__(self) -> None:
-        _setting("LeakyRelu", "negative_slope", self.negative_slope, is_number(self.negative_slope), "a finite number")
+        require(is_number(self.negative_slope), "LeakyRelu", "negative_slope", self.negative_slope, "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return rt.leaky_relu(x, self.negative_slope)
@@ -95,7 +89,7 @@ class Elu(Module):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        _setting("Elu", "alpha", self.alpha, is_number(self.alpha), "a finite number")
+        require(is_number(self.alpha), "Elu", "alpha", self.alpha, "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return rt.elu(x, self.alpha)
@@ -111,7 +105,7 @@ class Celu(Module):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        _setting("Celu", "alpha", self.alpha, is_number(self.alpha) and self.alpha > 0, "a number > 0")
+        require(is_number(self.alpha) and self.alpha > 0, "Celu", "alpha", self.alpha, "a number > 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return _once(self, x, lambda x: rt.relu(x) + rt.expm1(_below(x) / self.alpha) * self.alpha)
@@ -138,7 +132,7 @@ class Gelu(Module):
     approximate: str = "none"
 
     def __post_init__(self) -> None:
-        _setting("Gelu", "approximate", self.approximate, self.approximate in ("none", "tanh"), "'none' or 'tanh'")
+        require(self.approximate in ("none", "tanh"), "Gelu", "approximate", self.approximate, "'none' or 'tanh'")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return rt.gelu(x, self.approximate)
@@ -209,7 +203,7 @@ class Softplus(Module):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        _setting("Softplus", "beta", self.beta, is_number(self.beta) and self.beta > 0, "a number > 0")
+        require(is_number(self.beta) and self.beta > 0, "Softplus", "beta", self.beta, "a number > 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return rt.softplus(x, self.beta)
@@ -246,7 +240,7 @@ class HardSigmoid(Module):
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            _setting("HardSigmoid", name, value, is_number(value), "a finite number")
+            require(is_number(value), "HardSigmoid", name, value, "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return _once(self, x, lambda x: rt.clip(x * self.alpha + self.beta, 0.0, 1.0))
@@ -273,7 +267,7 @@ class HardShrink(Module):
     lambd: float = 0.5
 
     def __post_init__(self) -> None:
-        _setting("HardShrink", "lambd", self.lambd, is_number(self.lambd) and self.lambd >= 0, "a number >= 0")
+        require(is_number(self.lambd) and self.lambd >= 0, "HardShrink", "lambd", self.lambd, "a number >= 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return _once(self, x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x))
@@ -289,7 +283,7 @@ class SoftShrink(Module):
     lambd: float = 0.5
 
     def __post_init__(self) -> None:
-        _setting("SoftShrink", "lambd", self.lambd, is_number(self.lambd) and self.lambd >= 0, "a number >= 0")
+        require(is_number(self.lambd) and self.lambd >= 0, "SoftShrink", "lambd", self.lambd, "a number >= 0")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return _once(self, x, lambda x: rt.where(rt.abs(x) <= self.lambd, 0.0, x - rt.sign(x) * self.lambd))
@@ -305,7 +299,7 @@ class ThresholdedRelu(Module):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        _setting("ThresholdedRelu", "alpha", self.alpha, is_number(self.alpha), "a finite number")
+        require(is_number(self.alpha), "ThresholdedRelu", "alpha", self.alpha, "a finite number")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         return _once(self, x, lambda x: rt.where(x <= self.alpha, 0.0, x))
@@ -366,6 +360,6 @@ class PReluConfig(Config):
 
     def init(self, device: Any = None) -> PRelu:
         """Return the layer on a device; on a recording device its slopes are tracked."""
-        positive(self, "num_parameters")
+        self.require_count("num_parameters")
         self.require(is_number(self.init_value), "init_value", "a finite number")
         return PRelu(weight=Creation(device).param(Constant(self.init_value), (self.num_parameters,)))

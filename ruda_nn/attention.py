@@ -7,9 +7,9 @@ import ruda_tensor as rt
 from ruda_tensor.ops._common import floating
 
 from .cache import KeyValueCache
-from .config import Config, is_number, is_whole
+from .config import Config, is_whole
 from .creation import Creation
-from .initializers import Constant, Initializer, KaimingUniform, XavierUniform
+from .initializers import Initializer, KaimingUniform, XavierUniform, Zeros, require_initializer
 from .linear import Linear
 from .module import Module
 from .positions import Rotary, RotaryConfig
@@ -195,7 +195,7 @@ class MultiHeadAttentionConfig(Config):
 
         def linear(default: Initializer, d_in: int, d_out: int, fan_out: int) -> Linear:
             weight = make.param(self.initializer or default, (d_in, d_out), d_in, fan_out)
-            return Linear(weight=weight, bias=make.param(Constant(0.0), (d_out,)) if self.bias else None)
+            return Linear(weight=weight, bias=make.param(Zeros(), (d_out,)) if self.bias else None)
 
         in_proj = q = k = v = None
         width = rows + 2 * shared
@@ -213,17 +213,16 @@ class MultiHeadAttentionConfig(Config):
 
     def _check(self) -> None:
         self.require_bools()
-        for field in ("d_model", "n_heads"):
-            self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
+        self.require_count("d_model", "n_heads")
         for field in ("n_kv_heads", "d_head", "d_context"):
             value = getattr(self, field)
             self.require(value is None or (is_whole(value) and value > 0), field, "an integer >= 1, or None")
         if self.d_head is None:
             self.require(self.d_model % self.n_heads == 0, "n_heads", f"a divisor of d_model={self.d_model}, or d_head=")
         self.require(self.n_heads % (self.n_kv_heads or 1) == 0, "n_kv_heads", f"a divisor of n_heads={self.n_heads}")
-        self.require(is_number(self.dropout) and 0 <= self.dropout <= 1, "dropout", "a number in 0 ... 1")
+        self.require_within("dropout", 1.0, zero=True)
         self.require(isinstance(self.rotary, RotaryConfig | None), "rotary", "a RotaryConfig, or None")
-        self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
+        require_initializer(self)
         if self.rotary is not None:
             d = self.d_head or self.d_model // self.n_heads
             self.require(self.rotary.d_head == d, "rotary", f"RotaryConfig(d_head={d}), the size of a head")

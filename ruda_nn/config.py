@@ -74,19 +74,41 @@ class Config:
 
     def require(self, ok: bool, field: str, allowed: str) -> None:
         """Raise ValueError naming the field, its value and the allowed range unless `ok`."""
-        if not ok:
-            value = getattr(self, field)
-            raise ValueError(f"{type(self).__name__}: {field}={value!r} is not allowed; give {allowed}")
+        require(ok, type(self).__name__, field, getattr(self, field), allowed)
 
-    def require_bools(self) -> None:
-        """Raise unless every field that is declared a bool holds one: "False", None and 0 are mistakes more often."""
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            if f.type in ("bool", bool):
-                self.require(isinstance(getattr(self, f.name), bool), f.name, "True or False")
+    def require_bools(self, *fields: str) -> None:
+        """Raise unless these settings, or all that are declared bools, hold one: "False" and None are mistakes more often."""
+        declared = [f.name for f in dataclasses.fields(self) if f.type in ("bool", bool)]  # type: ignore[arg-type]
+        for field in fields or declared:
+            self.require(isinstance(getattr(self, field), bool), field, "True or False")
+
+    def require_count(self, *fields: str, low: int = 1) -> None:
+        """Raise unless each of these settings is an integer >= low."""
+        for field in fields:
+            count = getattr(self, field)
+            self.require(is_whole(count) and count >= low, field, f"an integer >= {low}")
+
+    def require_number(self, field: str, low: float = 0.0, *, open: bool = False) -> None:
+        """Raise unless a setting is a finite number >= low (> low where `open`)."""
+        x = getattr(self, field)
+        ok = is_number(x) and (x > low if open else x >= low)
+        self.require(ok, field, f"a finite number {'>' if open else '>='} {low:g}")
+
+    def require_within(self, field: str, high: float, *, zero: bool = False) -> None:
+        """Raise unless a setting is a number in (0, high], or in [0, high] where `zero`."""
+        x = getattr(self, field)
+        ok = is_number(x) and (0.0 <= x if zero else 0.0 < x) and x <= high
+        self.require(ok, field, f"a number in {'[' if zero else '('}0, {high:g}]")
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain data, for records: what a restore is compared with."""
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def require(ok: bool, owner: str, field: str, value: Any, allowed: str) -> None:
+    """Raise ValueError naming whose setting it is, its value and the allowed range unless `ok`."""
+    if not ok:
+        raise ValueError(f"{owner}: {field}={value!r} is not allowed; give {allowed}")
 
 
 def plain(value: Any) -> Any:
@@ -103,8 +125,11 @@ def plain(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a setting is a finite real number (True and False are not)."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a setting is a finite real number that a float holds (True and False are not numbers)."""
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def is_whole(value: Any) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from ._axes import per_axis, positive
+from ._axes import per_axis
 from .config import Config
 from .creation import Creation
-from .initializers import Initializer, KaimingUniform
+from .initializers import Initializer, KaimingUniform, require_initializer
 from .module import Module
 from .param import Param
 
@@ -176,7 +176,7 @@ class ConvTranspose2dConfig(Config):
 
 def _parts(config: Any, axes: int, device: Any, transposed: bool = False) -> dict[str, Any]:
     """Check a configuration and return the fields that all convolutions have."""
-    positive(config, "in_channels", "out_channels", "groups")
+    config.require_count("in_channels", "out_channels", "groups")
     config.require_bools()
     kernel = per_axis(config, "kernel_size", axes, 1)
     stride, dilation = per_axis(config, "stride", axes, 1), per_axis(config, "dilation", axes, 1)
@@ -188,7 +188,7 @@ def _parts(config: Any, axes: int, device: Any, transposed: bool = False) -> dic
         padding = per_axis(config, "padding", axes, 0)
     divides = config.in_channels % config.groups == 0 == config.out_channels % config.groups
     config.require(divides, "groups", f"a divisor of both {config.in_channels} and {config.out_channels} channels")
-    config.require(isinstance(config.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
+    require_initializer(config)
     first, second = config.out_channels, config.in_channels
     if transposed:
         first, second = second, first

@@ -17,9 +17,9 @@ import numpy as np
 import ruda_tensor as rt
 from ruda_tensor.devices import resolve_device
 
-from .config import is_whole
+from .config import is_whole, require
 from .prefetch import Prefetch
-from .records import RecordMismatch, broken
+from .records import broken, compare
 
 
 class ArrayDataset:
@@ -78,7 +78,7 @@ class WindowDataset:
             raise TypeError(f"WindowDataset: tokens must be a NumPy array, got {type(tokens).__name__}; np.asarray(tokens)")
         stride = length if stride is None else stride
         for name, value in (("length", length), ("stride", stride)):
-            _require(is_whole(value) and value > 0, "WindowDataset", name, value, "an integer >= 1")
+            require(is_whole(value) and value > 0, "WindowDataset", name, value, "an integer >= 1")
         if len(tokens) <= length:
             raise ValueError(
                 f"WindowDataset: {len(tokens)} tokens hold no window of {length} and the token after it; "
@@ -102,11 +102,6 @@ class WindowDataset:
 
     def __repr__(self) -> str:
         return f"WindowDataset({len(self)} windows of {self.length}, stride {self.stride}, {self.tokens.dtype})"
-
-
-def _require(ok: bool, owner: str, name: str, value: Any, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{owner}: {name}={value!r} is not allowed; give {allowed}")
 
 
 class DataLoader:
@@ -171,11 +166,11 @@ class DataLoader:
                 f"{type(dataset).__name__}; DataLoader(ArrayDataset(x, y), 32)"
             )
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("seed", seed, 0)):
-            _require(is_whole(value) and value >= least, "DataLoader", name, value, f"an integer >= {least}")
-        _require(seed < 2**64, "DataLoader", "seed", seed, "an integer below 2**64")
+            require(is_whole(value) and value >= least, "DataLoader", name, value, f"an integer >= {least}")
+        require(seed < 2**64, "DataLoader", "seed", seed, "an integer below 2**64")
         for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
-            _require(isinstance(value, bool), "DataLoader", name, value, "True or False")
-        _require(transform is None or callable(transform), "DataLoader", "transform", transform, "a function, or None")
+            require(isinstance(value, bool), "DataLoader", name, value, "True or False")
+        require(transform is None or callable(transform), "DataLoader", "transform", transform, "a function, or None")
         self.dataset, self.batch_size, self.seed, self.prefetch = dataset, int(batch_size), int(seed), int(prefetch)
         self.shuffle, self.drop_last, self.transform = shuffle, drop_last, transform
         self.device, self.length = resolve_device(device), len(dataset)
@@ -203,9 +198,9 @@ class DataLoader:
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Go on at a batch of an epoch, both counted from 0; ends the iteration that runs."""
-        _require(is_whole(epoch) and epoch >= 0, "DataLoader.seek", "epoch", epoch, "an integer >= 0")
+        require(is_whole(epoch) and epoch >= 0, "DataLoader.seek", "epoch", epoch, "an integer >= 0")
         good = is_whole(batch) and 0 <= batch <= len(self)
-        _require(good, "DataLoader.seek", "batch", batch, f"an integer from 0 to {len(self)}")
+        require(good, "DataLoader.seek", "batch", batch, f"an integer from 0 to {len(self)}")
         self._end()
         self.epoch, self.batch = int(epoch), int(batch)
 
@@ -215,13 +210,9 @@ class DataLoader:
 
     def load_record(self, record: dict[str, Any]) -> None:
         """Go on at the position of a record; RecordMismatch with both sides, and no change, if the order was another."""
-        if not isinstance(record, dict) or set(record) != {"config", "epoch", "batch"} or not isinstance(record["config"], dict):
+        if not isinstance(record, dict) or set(record) != {"config", "epoch", "batch"}:
             broken("its data position should hold config, epoch and batch")
-        theirs, mine = record["config"], self._describe()
-        if theirs != mine:
-            keys = [k for k in {**mine, **theirs} if theirs.get(k) != mine.get(k)]
-            sides = "\n  ".join(f"{k}: {theirs.get(k)!r} | {mine.get(k)!r}" for k in keys)
-            raise RecordMismatch(f"the record's data is loaded differently (record | here):\n  {sides}")
+        compare(record["config"], self._describe(), "data loader")
         epoch, batch = record["epoch"], record["batch"]
         if not is_whole(epoch) or not is_whole(batch) or epoch < 0 or not 0 <= batch <= len(self):
             broken(f"its data position is batch {batch!r} of epoch {epoch!r}, and an epoch has {len(self)} batches")

@@ -5,7 +5,7 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from .config import Config, is_number
+from .config import Config
 from .creation import Creation
 from .module import Module
 
@@ -43,5 +43,5 @@ class DropoutConfig(Config):
 
     def init(self, device: Any = None) -> Dropout:
         """Return the layer, which is in training mode if the device records."""
-        self.require(is_number(self.p) and 0.0 <= self.p <= 1.0, "p", "a number in [0, 1]")
+        self.require_within("p", 1.0, zero=True)
         return Dropout(p=float(self.p), training=Creation(device).training)

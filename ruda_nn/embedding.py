@@ -5,10 +5,9 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from ._axes import positive
 from .config import Config, is_whole
 from .creation import Creation
-from .initializers import Initializer, Normal
+from .initializers import Initializer, Normal, require_initializer
 from .module import Module
 from .param import Param
 
@@ -50,9 +49,9 @@ class Embedding(Module):
 
 
 class EmbeddingConfig(Config):
-    """Settings of `Embedding`: sizes, `padding_idx` (None; may be negative), `initializer` (N(0, 1), that row 0).
+    """Settings of `Embedding`: sizes, `padding_idx` (None; may be negative), and `initializer` (N(0, 1)).
 
-    An initializer that is given fills all rows but the padding row, which starts at 0.
+    The initializer fills all rows but the padding row, which starts at 0.
 
     Errors: ValueError at `init` for a setting out of its range, by name.
 
@@ -67,10 +66,10 @@ class EmbeddingConfig(Config):
 
     def init(self, device: Any = None) -> Embedding:
         """Return the layer on a device; on a recording device its table is tracked."""
-        positive(self, "num_embeddings", "embedding_dim")
+        self.require_count("num_embeddings", "embedding_dim")
         n, row = self.num_embeddings, self.padding_idx
         self.require(row is None or (is_whole(row) and -n <= row < n), "padding_idx", f"None or an integer in [{-n}, {n})")
-        self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
+        require_initializer(self)
         make = Creation(device)
         weight = make.param(self.initializer or Normal(), (n, self.embedding_dim), n, self.embedding_dim)
         if row is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ruda_record import read_safetensors, write_safetensors
+from ruda_record.recorders import as_recorder
 from ruda_tensor.backend import to_host
 from ruda_tensor.dtypes import FLOATING
 from ruda_tensor.tensor import Tensor
@@ -46,7 +47,7 @@ def save_module(module: Module, recorder: Any, path: str | os.PathLike[str]) -> 
     >>> bool((again.weight == model.weight).all()), again.weight.id == model.weight.id
     (True, True)
     """
-    return _recorder(recorder).save(_module(module, "save_module").to_record(), path)
+    return as_recorder(recorder).save(_module(module, "save_module").to_record(), path)
 
 
 def load_module(module: Any, recorder: Any, path: str | os.PathLike[str], *, keep_dtype: bool = True) -> Any:
@@ -67,7 +68,7 @@ def load_module(module: Any, recorder: Any, path: str | os.PathLike[str], *, kee
       bias: present | missing
     """
     model = _module(module, "load_module")
-    return model.load_record(_recorder(recorder).load(path), keep_dtype=keep_dtype)
+    return model.load_record(as_recorder(recorder).load(path), keep_dtype=keep_dtype)
 
 
 @dataclass
@@ -277,13 +278,13 @@ def _take(
             array = converted
         report.cast.append(f"{at}: {found[1].dtype} | {dtype}" + ("" if array.dtype == dtype else ", kept"))
     before = by_key.setdefault(place.key, array)
-    if before is not array and not _same(before, array):
+    if before is not array and not _equal_bits(before, array):
         report.mismatched.append(f"{at}: other values than its tied place | tied")
         return
     report.loaded.append(place.path)
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
+def _equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
@@ -291,10 +292,3 @@ def _module(module: Any, function: str) -> Any:
     if not isinstance(module, Module):
         raise TypeError(f"{function}: expected a Module first, got {type(module).__name__}; {function}(model, ...)")
     return module
-
-
-def _recorder(recorder: Any) -> Any:
-    made = recorder() if isinstance(recorder, type) else recorder
-    if not hasattr(made, "save") or not hasattr(made, "load"):
-        raise TypeError(f"expected a recorder such as BinFileRecorder(), got {type(made).__name__}")
-    return made

@@ -4,38 +4,14 @@ from __future__ import annotations
 from typing import Any
 
 import ruda_tensor as rt
-from ruda_tensor.dtypes import HALF
+from ruda_tensor import silu_mul
 from ruda_tensor.ops._common import floating
 
-from ._axes import positive
-from .config import Config, is_whole
+from ._wide import wide
+from .config import Config, is_whole, require
 from .initializers import Initializer
 from .linear import Linear, LinearConfig
 from .module import Module
-
-
-def silu_mul(gate: rt.Tensor, up: rt.Tensor) -> rt.Tensor:
-    """Return silu(gate) * up, elementwise, for two floating tensors of one shape, dtype and device.
-
-    For half types silu(gate) is rounded to the storage dtype *before* the product, and the product is rounded again:
-    the numbers of the two operations one after the other, whichever body runs.
-
-    Errors: ValueError for unlike shapes (nothing broadcasts), dtypes or devices; TypeError for what is not floating.
-
-    >>> x = rt.tensor([-1.0, 1.0], dtype=rt.float64, device=rt.Cpu())
-    >>> silu_mul(x, x * 2.0).numpy()
-    array([0.53788284, 1.46211716])
-    """
-    for name, x in (("gate", gate), ("up", up)):
-        if not isinstance(x, rt.Tensor) or not rt.isdtype(x.dtype, "real floating"):
-            kind = x.dtype if isinstance(x, rt.Tensor) else type(x).__name__
-            raise TypeError(f"silu_mul: {name} must be a floating tensor, got {kind}; convert it: {name}.astype(rt.float32)")
-    if (gate.shape, gate.dtype, gate.device) != (up.shape, up.dtype, up.device):
-        raise ValueError(
-            f"silu_mul: gate is {gate.shape} {gate.dtype} on {gate.device}, and up {up.shape} {up.dtype} on {up.device}; "
-            "they must be alike: silu_mul(gate, up.astype(gate.dtype))"
-        )
-    return rt.silu(gate) * up
 
 
 class Glu(Module):
@@ -50,8 +26,7 @@ class Glu(Module):
     axis: int = -1
 
     def __post_init__(self) -> None:
-        if not is_whole(self.axis):
-            raise ValueError(f"Glu: axis={self.axis!r} is not allowed; give an integer")
+        require(is_whole(self.axis), "Glu", "axis", self.axis, "an integer")
 
     def forward(self, x: rt.Tensor) -> rt.Tensor:
         x = floating(x, "Glu")
@@ -59,8 +34,8 @@ class Glu(Module):
             raise ValueError(f"Glu: axis {self.axis} of x with shape {x.shape} must be there and of even size; Glu(axis=1)")
         half, axis = x.shape[self.axis] // 2, self.axis % x.ndim
         before = (slice(None),) * axis
-        wide = x.astype(rt.float32) if x.dtype in HALF else x
-        return (wide[(*before, slice(half))] * rt.sigmoid(wide[(*before, slice(half, None))])).astype(x.dtype)
+        y = wide(x)
+        return rt.astype(y[(*before, slice(half))] * rt.sigmoid(y[(*before, slice(half, None))]), x.dtype)
 
 
 class SwiGlu(Module):
@@ -91,7 +66,7 @@ class SwiGluConfig(Config):
 
     def init(self, device: Any = None) -> SwiGlu:
         """Return the layer on a device; on a recording device its parameters are tracked."""
-        positive(self, "d_in", "d_out")
+        self.require_count("d_in", "d_out")
         self.require_bools()
         linear = LinearConfig(self.d_in, self.d_out, bias=self.bias, initializer=self.initializer)
         return SwiGlu(gate=linear.init(device), up=linear.init(device))

@@ -26,6 +26,11 @@ class Initializer(Config):
         raise TypeError(f"{type(self).__name__} does not say how to fill; use Uniform, Normal, KaimingUniform ...")
 
 
+def require_initializer(config: Any) -> None:
+    """Refuse a configuration whose `initializer` is neither an Initializer nor None."""
+    config.require(isinstance(config.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
+
+
 class Constant(Initializer):
     """Every number is `value`.
 

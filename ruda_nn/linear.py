@@ -5,9 +5,9 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from .config import Config, is_whole
+from .config import Config
 from .creation import Creation
-from .initializers import Initializer, KaimingUniform
+from .initializers import Initializer, KaimingUniform, require_initializer
 from .module import Module
 from .param import Param
 
@@ -44,10 +44,9 @@ class LinearConfig(Config):
 
     def init(self, device: Any = None) -> Linear:
         """Return the layer on a device; on a recording device its parameters are tracked."""
-        for field in ("d_in", "d_out"):
-            self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
+        self.require_count("d_in", "d_out")
         self.require_bools()
-        self.require(isinstance(self.initializer, Initializer | None), "initializer", "an Initializer such as Normal()")
+        require_initializer(self)
         make, initializer = Creation(device), self.initializer or KaimingUniform()
         weight = make.param(initializer, (self.d_in, self.d_out), self.d_in, self.d_out)
         bias = make.param(initializer, (self.d_out,), self.d_in, self.d_out) if self.bias else None

@@ -11,6 +11,7 @@ import numbers
 from typing import Any
 
 import ruda_tensor as rt
+from ruda_tensor.dtypes import HALF
 
 from .config import Config, is_number
 from .module import Module
@@ -32,11 +33,6 @@ def reduced(losses: rt.Tensor, reduction: str, dtype: Any) -> rt.Tensor:
     return rt.astype(losses, dtype)
 
 
-def wide(x: rt.Tensor) -> rt.Tensor:
-    """Return a half tensor in float32, so that an expression over several operations is rounded once, at its end."""
-    return rt.astype(x, rt.float32) if x.dtype in (rt.float16, rt.bfloat16) else x
-
-
 def operands(name: str, prediction: Any, target: Any) -> tuple[rt.Tensor, rt.Tensor, Any]:
     """Return prediction and target in the one float dtype to compute in, and the dtype of the result.
 
@@ -51,7 +47,7 @@ def operands(name: str, prediction: Any, target: Any) -> tuple[rt.Tensor, rt.Ten
             "for example rt.reshape(target, prediction.shape)"
         )
     dtype = x.dtype if isinstance(target, numbers.Number) else rt.result_type(x, t)
-    common = rt.float32 if dtype in (rt.float16, rt.bfloat16) else dtype
+    common = rt.float32 if dtype in HALF else dtype
     return rt.astype(x, common), rt.astype(t, common), dtype
 
 
@@ -147,7 +143,7 @@ class HuberLossConfig(Config):
 
     def init(self, device: Any = None) -> HuberLoss:
         """Return the loss; it holds nothing that has a device."""
-        self.require(is_number(self.delta) and self.delta > 0, "delta", "a finite number > 0")
+        self.require_number("delta", open=True)
         require_reduction(self)
         return HuberLoss(self.delta, self.reduction)
 
@@ -184,7 +180,7 @@ class SmoothL1LossConfig(Config):
 
     def init(self, device: Any = None) -> SmoothL1Loss:
         """Return the loss; it holds nothing that has a device."""
-        self.require(is_number(self.beta) and self.beta >= 0, "beta", "a finite number >= 0")
+        self.require_number("beta")
         require_reduction(self)
         return SmoothL1Loss(self.beta, self.reduction)
 
@@ -235,7 +231,7 @@ class PoissonNllLossConfig(Config):
     def init(self, device: Any = None) -> PoissonNllLoss:
         """Return the loss; it holds nothing that has a device."""
         self.require_bools()
-        self.require(is_number(self.eps) and self.eps >= 0, "eps", "a finite number >= 0")
+        self.require_number("eps")
         require_reduction(self)
         return PoissonNllLoss(self.log_input, self.full, self.eps, self.reduction)
 

@@ -8,8 +8,9 @@ import ruda_tensor as rt
 from ruda_tensor.devices import resolve_device
 from ruda_tensor.ops._common import floating
 
-from .config import Config, is_number, is_whole
-from .losses import REDUCTIONS, operands, reduced, require_reduction, wide
+from ._wide import wide
+from .config import Config, is_whole
+from .losses import REDUCTIONS, operands, reduced, require_reduction
 from .module import Module
 
 LEAST = math.sqrt(2.0**-126)  # 1.08e-19: what a probability is taken to be at least, before its logarithm
@@ -38,7 +39,8 @@ class CrossEntropyLoss(Module):
     weights w, (1 - s) w[t] (-log p[t]) + s/C sum_c w[c] (-log p[c]); a row whose id is `ignore_index` costs nothing.
 
     "mean" divides by the weights w[t] of the rows that count: without weights, by how many rows are not ignored. So
-    padding does not dilute the loss; where no row counts it is 0. For probabilities it divides by the number of rows.
+    padding does not dilute the loss; where no row counts it is 0. For probabilities it divides by the number of rows. (The
+    reference system divides by all rows, padding too: that is "sum" divided by their number.)
     With `logits=False` a probability counts as at least 1.08e-19 (the root of the smallest normal float32), and its
     gradient below that is 0.
 
@@ -120,8 +122,7 @@ class CrossEntropyLossConfig(Config):
     def init(self, device: Any = None) -> CrossEntropyLoss:
         """Return the loss, with its class weights on a device."""
         self.require(is_whole(self.ignore_index), "ignore_index", "an integer")
-        smoothing = self.label_smoothing
-        self.require(is_number(smoothing) and 0.0 <= smoothing <= 1.0, "label_smoothing", "a number in [0, 1]")
+        self.require_within("label_smoothing", 1.0, zero=True)
         require_reduction(self)
         self.require(is_whole(self.axis), "axis", "an integer")
         self.require_bools()

@@ -5,7 +5,7 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from .config import Config, is_whole
+from .config import Config
 from .losses import require_reduction
 from .module import Module
 
@@ -54,7 +54,7 @@ class CtcLossConfig(Config):
 
     def init(self, device: Any = None) -> CtcLoss:
         """Return the loss; it holds nothing that has a device."""
-        self.require(is_whole(self.blank) and self.blank >= 0, "blank", "an integer >= 0")
+        self.require_count("blank", low=0)
         self.require_bools()
         require_reduction(self)
         return CtcLoss(self.blank, self.zero_infinity, self.reduction)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, dataclass_transform
 
 import ruda_tensor as rt
 from ruda_autodiff import Autodiff
-from ruda_tensor.devices import resolve_device
+from ruda_tensor.devices import Device, resolve_device
 from ruda_tensor.dtypes import FLOATING, HALF, FloatDType, as_dtype
 from ruda_tensor.tensor import Tensor
 
@@ -227,6 +227,10 @@ class Module:
         param, cell = restored(self, record, keep_dtype)
         return _Rebuild(param, {}, cell=cell).of(self)
 
+    def devices(self) -> list[Device]:
+        """Return each device that holds a parameter or buffer, in the order in which they first come up."""
+        return list(dict.fromkeys(leaf.device for _, leaf in _walk(self, "")))
+
     def summary(self) -> str:
         """Return a table of path, shape, dtype, parameters and bytes; tied, frozen ones and buffers say so."""
         rows, first, size = [("path", "shape", "dtype", "params", "bytes", "")], {}, {}
@@ -292,7 +296,7 @@ def _cast(p: Param, dtype: Any) -> Param:
     return p.like(rt.astype(p.detach(), dtype)._data if p.dtype in FLOATING else p._data)
 
 
-def _same(x: Tensor) -> Tensor:
+def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
@@ -326,7 +330,7 @@ class _Rebuild:
     """
 
     def __init__(
-        self, function: Callable, settings: dict[str, Any], other: Callable = _same, cell: Callable | None = None
+        self, function: Callable, settings: dict[str, Any], other: Callable = _unchanged, cell: Callable | None = None
     ) -> None:
         self.function, self.settings, self.other, self.cell = function, settings, other, cell
         self.seen: dict[tuple[str, bool], tuple[Param, Any]] = {}

@@ -8,9 +8,8 @@ import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
 from ruda_tensor.ops._common import floating
 
-from ._axes import positive
 from .buffers import Buffer
-from .config import Config, is_number, is_whole
+from .config import Config, is_whole
 from .creation import Creation
 from .initializers import Ones, Zeros
 from .module import Module
@@ -176,7 +175,7 @@ class RmsNormConfig(Config):
         """Return the layer on a device; on a recording device its weight is tracked."""
         shape = _normalized(self)
         self.require_bools()
-        self.require(is_number(self.eps) and self.eps > 0.0, "eps", "a number > 0")
+        self.require_number("eps", open=True)
         weight, _ = _affine(device, shape, self.elementwise_affine, False)
         return RmsNorm(weight=weight, normalized_shape=shape, eps=float(self.eps))
 
@@ -197,9 +196,9 @@ class BatchNormConfig(Config):
 
     def init(self, device: Any = None) -> BatchNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
-        positive(self, "num_features")
+        self.require_count("num_features")
         _check_shared(self)
-        self.require(is_number(self.momentum) and 0.0 <= self.momentum <= 1.0, "momentum", "a number in [0, 1]")
+        self.require_within("momentum", 1.0, zero=True)
         make, shape = Creation(device), (self.num_features,)
         weight, bias = _affine(device, shape, self.affine, True)
         dtype = rt.float32 if make.place.float_dtype in HALF else make.place.float_dtype
@@ -228,7 +227,7 @@ class GroupNormConfig(Config):
 
     def init(self, device: Any = None) -> GroupNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
-        positive(self, "num_groups", "num_channels")
+        self.require_count("num_groups", "num_channels")
         self.require(self.num_channels % self.num_groups == 0, "num_groups", f"a divisor of {self.num_channels} channels")
         _check_shared(self)
         weight, bias = _affine(device, (self.num_channels,), self.affine, True)
@@ -248,7 +247,7 @@ class InstanceNormConfig(Config):
 
     def init(self, device: Any = None) -> InstanceNorm:
         """Return the layer on a device; on a recording device its parameters are tracked."""
-        positive(self, "num_features")
+        self.require_count("num_features")
         _check_shared(self)
         weight, bias = _affine(device, (self.num_features,), self.affine, True)
         return InstanceNorm(weight=weight, bias=bias, num_features=int(self.num_features), eps=float(self.eps))
@@ -270,4 +269,4 @@ def _normalized(config: Any) -> tuple[int, ...]:
 
 def _check_shared(config: Any) -> None:
     config.require_bools()
-    config.require(is_number(config.eps) and 0.0 <= config.eps < math.inf, "eps", "a number >= 0")
+    config.require_number("eps")

@@ -4,10 +4,10 @@ from __future__ import annotations
 from typing import Any
 
 import ruda_tensor as rt
-from ruda_tensor.dtypes import HALF
 from ruda_tensor.ops._common import floating
 
 from ._axes import per_axis
+from ._wide import wide
 from .config import Config
 from .module import Module
 
@@ -110,7 +110,7 @@ class AdaptiveAvgPool2d(Module):
         x = floating(x, "AdaptiveAvgPool2d")
         if x.ndim < 2 or 0 in x.shape[-2:]:
             raise ValueError(f"AdaptiveAvgPool2d: x must be (..., H, W) with H and W >= 1, got shape {x.shape}; try x[None]")
-        y = x.astype(rt.float32) if x.dtype in HALF else x
+        y = wide(x)
         (h, w), (rows, columns) = x.shape[-2:], self.output_size
         if h % rows == 0 and w % columns == 0:
             y = rt.avg_pool2d(y, (h // rows, w // columns))
@@ -130,7 +130,8 @@ def _window_means(x: rt.Tensor, axis: int, count: int) -> rt.Tensor:
 class MaxPool1dConfig(Config):
     """Settings of `MaxPool1d`: `kernel_size`, `stride` (None: the kernel size), `padding` (0), `dilation` (1), `ceil_mode`.
 
-    Padding never wins, and is at most half of a window. With `ceil_mode` (False) a last window may reach beyond the end.
+    Padding is never the largest element, and is at most half of a window. With `ceil_mode` (False) a last window may reach
+    beyond the end.
 
     >>> MaxPool1dConfig(3).init().stride
     (3,)

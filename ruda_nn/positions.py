@@ -17,7 +17,7 @@ import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF, promote_types
 from ruda_tensor.ops._common import floating
 
-from .config import Config, is_number, is_whole
+from .config import Config, is_whole
 from .module import Module
 
 
@@ -101,8 +101,8 @@ class RotaryConfig(Config):
 
     def init(self, device: Any = None) -> Rotary:
         """Return the module, which has no parameters: `device` is taken for uniformity."""
-        self.require(is_whole(self.d_head) and self.d_head >= 2, "d_head", "an integer >= 2")
-        self.require(is_number(self.theta) and self.theta > 0, "theta", "a number > 0")
+        self.require_count("d_head", low=2)
+        self.require_number("theta", open=True)
         if self.dims is None:
             self.require(self.d_head % 2 == 0, "d_head", "an even integer, or dims=, the even number of features to turn")
         else:
@@ -159,7 +159,6 @@ class SinusoidalPositionsConfig(Config):
 
     def init(self, device: Any = None) -> SinusoidalPositions:
         """Return the module, which has no parameters: `device` is taken for uniformity."""
-        self.require(is_whole(self.d_model) and self.d_model >= 1, "d_model", "an integer >= 1")
-        self.require(is_whole(self.max_length) and self.max_length >= 1, "max_length", "an integer >= 1")
-        self.require(is_number(self.theta) and self.theta > 0, "theta", "a number > 0")
+        self.require_count("d_model", "max_length")
+        self.require_number("theta", open=True)
         return SinusoidalPositions(int(self.d_model), int(self.max_length), float(self.theta))

@@ -10,8 +10,8 @@ from typing import Any
 class Prefetch:
     """Calls `make(step)` for each step in a thread, at most `ahead` results before they are asked for.
 
-    The thread knows this object alone, so whoever holds it can be collected, and then has to call `stop`. It is a
-    daemon: a program that ends in the middle of an iteration does not wait for it.
+    The thread refers to this object and not to its owner, so that the owner can be garbage-collected in the middle; the
+    owner's finalizer then calls `stop`. The thread is a daemon: a program that ends does not wait for it.
 
     >>> squares = Prefetch(lambda step: step * step, range(3), ahead=2)
     >>> [squares.next() for _ in range(3)]

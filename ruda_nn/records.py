@@ -29,6 +29,16 @@ def broken(what: str) -> NoReturn:
     raise RecordBroken(f"the record is not valid: {what}")
 
 
+def compare(theirs: Any, mine: dict[str, Any], what: str) -> None:
+    """Raise RecordMismatch, with both sides, unless two configurations are the same."""
+    if not isinstance(theirs, dict):
+        broken(f"the configuration of its {what} should be a dict")
+    if theirs != mine:
+        keys = [k for k in {**mine, **theirs} if theirs.get(k) != mine.get(k)]
+        sides = "\n  ".join(f"{k}: {theirs.get(k)!r} | {mine.get(k)!r}" for k in keys)
+        raise RecordMismatch(f"the record's {what} is configured differently (record | here):\n  {sides}")
+
+
 def pack(array: Any) -> dict[str, Any]:
     """Return an array as its dtype's name and its values on the host: a recorder may narrow them, and the name stays.
 

@@ -8,7 +8,7 @@ import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF, INTEGER, promote_types
 from ruda_tensor.ops._common import floating
 
-from .config import Config, is_number, is_whole
+from .config import Config
 from .creation import Creation
 from .initializers import Uniform
 from .module import Module
@@ -306,9 +306,8 @@ class LstmConfig(Config):
 
 def _parts(config: Any, gates: int, device: Any) -> dict[str, Any]:
     """The fields that all recurrent layers have, made from checked settings."""
-    for field in ("d_in", "d_hidden", "num_layers"):
-        config.require(is_whole(getattr(config, field)) and getattr(config, field) > 0, field, "an integer >= 1")
-    config.require(is_number(config.dropout) and 0 <= config.dropout <= 1, "dropout", "a number in 0 ... 1")
+    config.require_count("d_in", "d_hidden", "num_layers")
+    config.require_within("dropout", 1.0, zero=True)
     config.require_bools()
     make, n = Creation(device), config.d_hidden
     count, bound = 1 + config.bidirectional, 1 / math.sqrt(n)

@@ -8,7 +8,7 @@ import ruda_tensor as rt
 
 from .attention import MultiHeadAttention, MultiHeadAttentionConfig
 from .cache import DecoderCache, KeyValueCache
-from .config import Config, is_number, is_whole
+from .config import Config, is_whole
 from .creation import Creation
 from .gated import silu_mul
 from .initializers import Initializer
@@ -250,15 +250,13 @@ class _Settings(Config):
 
     def _check(self) -> None:
         self.require_bools()
-        for field in ("d_model", "n_heads"):
-            self.require(is_whole(getattr(self, field)) and getattr(self, field) > 0, field, "an integer >= 1")
+        self.require_count("d_model", "n_heads")
         self.require(self.d_ff is None or (is_whole(self.d_ff) and self.d_ff > 0), "d_ff", "an integer >= 1, or None: 4 d_model")
-        self.require(is_number(self.dropout) and 0 <= self.dropout <= 1, "dropout", "a number in 0 ... 1")
+        self.require_within("dropout", 1.0, zero=True)
         known = (*ACTIVATIONS, "swiglu")
         self.require(self.activation in known, "activation", f"one of {', '.join(known)}")
         self.require(self.norm in ("layer", "rms"), "norm", "'layer' or 'rms'")
-        allowed = is_number(self.eps) and (self.eps > 0 if self.norm == "rms" else self.eps >= 0)
-        self.require(allowed, "eps", "a number > 0" if self.norm == "rms" else "a number >= 0")
+        self.require_number("eps", open=self.norm == "rms")
 
     def _norm(self, device: Any) -> Module:
         if self.norm == "rms":
@@ -299,7 +297,7 @@ class _Settings(Config):
 
 
 class TransformerEncoderLayerConfig(_Settings):
-    """Settings of `TransformerEncoderLayer`: `d_model`, `n_heads`, and in PyTorch's defaults where it has them:
+    """Settings of `TransformerEncoderLayer`: `d_model`, `n_heads`, and these, with PyTorch's defaults where it has them:
 
     `d_ff` (4 d_model), `n_kv_heads` (n_heads), `dropout` (0.1), `activation` ("relu", "gelu", "gelu_tanh", "silu" or
     "swiglu"), `norm` ("layer" or "rms"), `norm_first` (False), `causal` (False), `rotary` (None, or a RotaryConfig of the
@@ -367,6 +365,6 @@ class TransformerDecoderConfig(_Settings):
 
 def _check_stack(config: Any) -> bool:
     """Check the settings that a stack adds, and return whether it ends with a normalization."""
-    config.require(is_whole(config.n_layers) and config.n_layers > 0, "n_layers", "an integer >= 1")
+    config.require_count("n_layers")
     config.require(config.final_norm is None or isinstance(config.final_norm, bool), "final_norm", "True, False or None")
     return config.norm_first if config.final_norm is None else config.final_norm

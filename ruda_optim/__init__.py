@@ -1,4 +1,4 @@
-"""Optimizers, gradients per parameter, accumulation, FP32 masters, schedules and training records."""
+"""Optimizers and their groups, gradients per parameter, clipping, FP32 masters, loss scaling, schedules, training records."""
 from __future__ import annotations
 
 from ruda_nn import RecordMismatch

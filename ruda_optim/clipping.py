@@ -9,7 +9,6 @@ import numpy as np
 
 import ruda_tensor as rt
 from ruda_nn import Config
-from ruda_nn.config import is_number
 from ruda_tensor.backend import to_host
 from ruda_tensor.devices import Device
 from ruda_tensor.dtypes import FLOAT32, FLOAT64, HALF
@@ -58,7 +57,7 @@ class GradientClippingConfig(Config):
     def check(self) -> None:
         """Refuse settings outside their range."""
         self.require(self.kind in ("value", "norm", "global_norm"), "kind", "'value', 'norm' or 'global_norm'")
-        self.require(is_number(self.limit) and self.limit > 0.0, "limit", "a number > 0")
+        self.require_number("limit", open=True)
 
     def clip(self, xp: Any, g: Any) -> Any:
         """Return one clipped gradient (float32 or float64) in a new array, or `g` itself where nothing is to be done."""

@@ -1,4 +1,7 @@
-"""Configurations of optimizers: `build()` gives the bare rule, `init()` the optimizer."""
+"""Configurations of optimizers: `build()` gives the bare rule, `init()` the optimizer.
+
+"The reference system" in these docstrings is the one that `docs/decisions/0003-training-and-state.md` names.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -34,20 +37,9 @@ class OptimizerConfig(Config):
         """Return an optimizer with this rule and no state yet; `groups` have other settings, see `ParamGroup`."""
         return Optimizer(self.build(), groups)
 
-    def require_number(self, field: str, low: float = 0.0, *, open: bool = False) -> None:
-        """Refuse anything but a finite number >= low (> low where `open`)."""
-        value = getattr(self, field)
-        ok = is_number(value) and (value > low if open else value >= low)
-        self.require(ok, field, f"a number {'>' if open else '>='} {low:g}")
-
     def require_fraction(self, field: str) -> None:
         """Refuse anything but a number in [0, 1)."""
         self.require(is_fraction(getattr(self, field)), field, "a number in [0, 1)")
-
-    def require_flags(self, *fields: str) -> None:
-        """Refuse anything but True or False: "no" would count as yes."""
-        for field in fields:
-            self.require(isinstance(getattr(self, field), bool), field, "True or False")
 
     def require_clipping(self) -> None:
         """Refuse anything but None or a valid clipping in `grad_clipping`."""
@@ -80,8 +72,8 @@ class SgdConfig(OptimizerConfig):
     def build(self) -> Sgd:
         """Return the rule."""
         self.require_fraction("momentum")
-        self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
-        self.require_flags("nesterov")
+        self.require_within("dampening", 1.0, zero=True)
+        self.require_bools()
         self.require(not self.nesterov or self.momentum > 0, "nesterov", "it with momentum > 0")
         self.require_number("weight_decay")
         self.require_clipping()
@@ -108,7 +100,7 @@ class AdamConfig(OptimizerConfig):
         check_betas(self, 2)
         self.require_number("eps", open=True)
         self.require_number("weight_decay")
-        self.require_flags("amsgrad")
+        self.require_bools("amsgrad")
         self.require_clipping()
 
     def build(self) -> Adam:
@@ -127,7 +119,7 @@ def check_betas(config: Any, count: int) -> None:
 class AdamWConfig(AdamConfig):
     """AdamW: as Adam, with decoupled `weight_decay` (1e-2), and `cautious_weight_decay` (False).
 
-    The reference system has eps 1e-5 and decay 1e-4 here, and these values in its fused step.
+    The reference system has eps 1e-5 and weight_decay 1e-4, and in its fused step the values that are the defaults here.
 
     `fused_step` (False) makes `init()` return a `FusedAdamW`, which looks at all gradients before it changes anything:
     it keeps float32 masters, skips steps that are not finite, clips the global norm to `max_grad_norm` (None), and adds
@@ -146,7 +138,7 @@ class AdamWConfig(AdamConfig):
     def check(self) -> None:
         """Refuse settings outside their range."""
         super().check()
-        self.require_flags("cautious_weight_decay")
+        self.require_bools("cautious_weight_decay")
         check_options(self)
 
     def build(self) -> AdamW:
@@ -207,7 +199,7 @@ class RmsPropConfig(OptimizerConfig):
     def build(self) -> RmsProp:
         """Return the rule."""
         self.require_fraction("alpha")
-        self.require_flags("centered")
+        self.require_bools()
         self.require_number("eps", open=True)
         self.require_fraction("momentum")
         self.require_number("weight_decay")
@@ -233,7 +225,7 @@ class AdanConfig(OptimizerConfig):
     def build(self) -> Adan:
         """Return the rule."""
         check_betas(self, 3)
-        self.require_flags("no_prox")
+        self.require_bools()
         self.require_number("eps", open=True)
         self.require_number("weight_decay")
         self.require_clipping()
@@ -269,8 +261,8 @@ class MuonConfig(OptimizerConfig):
     def build(self) -> Muon:
         """Return the rule."""
         self.require_fraction("momentum")
-        self.require(is_number(self.dampening) and 0.0 <= self.dampening <= 1.0, "dampening", "a number in [0, 1]")
-        self.require_flags("nesterov", "stable_normalization")
+        self.require_within("dampening", 1.0, zero=True)
+        self.require_bools()
         fits = self.momentum > 0 and self.dampening == 0
         self.require(not self.nesterov or fits, "nesterov", "it with momentum > 0 and dampening 0")
         self.require(self.mode in ("sgd", "ema"), "mode", "'sgd' or 'ema'")

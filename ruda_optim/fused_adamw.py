@@ -24,6 +24,7 @@ from .groups import ParamGroup, changed
 from .master import check_scale
 from .optimizer import Optimizer, check_config, check_lr
 from .rules import AdamW
+from .together import Parts, unscaled
 
 OPTIONS = ("fused_step", "max_grad_norm", "hierarchical_stats")
 
@@ -131,6 +132,11 @@ class FusedAdamWRule:
     def counter(self, state: dict[str, Any]) -> dict[str, Any]:
         """The part of a state whose `time` says how often its parameter was updated."""
         return self.inner.counter(state["inner"])
+
+    def parts(self) -> Parts | None:
+        """How the rule comes apart for the kernel that updates many parameters in one launch; None where it does not."""
+        factors = unscaled(*self.inner.factors)
+        return None if factors is None else Parts(self.inner, "inner", "master_copy", *factors)
 
     def step(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Update a parameter, or its master, in float32 and return it in the dtype of `p`."""

@@ -50,7 +50,8 @@ class ParamGroup:
         return {"where": self._said, "lr_scale": float(self.lr_scale), **{k: plain(v) for k, v in self.settings.items()}}
 
     def __repr__(self) -> str:
-        return "".join([f"ParamGroup({self._said}", *[f", {k}={v!r}" for k, v in self.settings.items()], ")"])
+        scale = {} if self.lr_scale == 1.0 else {"lr_scale": self.lr_scale}
+        return "".join([f"ParamGroup({self._said}", *[f", {k}={v!r}" for k, v in {**scale, **self.settings}.items()], ")"])
 
 
 def vectors(path: str, p: Param) -> bool:

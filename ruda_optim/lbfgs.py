@@ -39,10 +39,10 @@ class LBFGSConfig(Config):
 
     def init(self) -> LBFGS:
         """Return the optimizer, with no history yet."""
-        self.require(is_whole(self.max_iter) and self.max_iter >= 0, "max_iter", "an integer >= 0")
-        self.require(is_whole(self.history_size) and self.history_size >= 1, "history_size", "an integer >= 1")
-        for name in ("tolerance_grad", "tolerance_change"):
-            self.require(is_number(getattr(self, name)) and getattr(self, name) >= 0.0, name, "a number >= 0")
+        self.require_count("max_iter", low=0)
+        self.require_count("history_size")
+        self.require_number("tolerance_grad")
+        self.require_number("tolerance_change")
         limit = self.max_eval
         self.require(limit is None or (is_whole(limit) and limit >= 1), "max_eval", "an integer >= 1, or None")
         self.require(self.line_search in (None, "strong_wolfe"), "line_search", "None or 'strong_wolfe'")

@@ -14,6 +14,7 @@ from .clipping import GradientClippingConfig, scaled
 from .groups import ParamGroup
 from .optimizer import Optimizer
 from .rules import Rule
+from .together import Parts, parts_of
 
 
 class Fp32MasterOptimizer:
@@ -99,6 +100,12 @@ class Fp32MasterOptimizer:
     def counter(self, state: dict[str, Any]) -> dict[str, Any]:
         """The part of a state whose `time` says how often its parameter was updated."""
         return self.inner.counter(state["inner"])
+
+    def parts(self) -> Parts | None:
+        """How the rule comes apart for the kernel that updates many parameters in one launch; None where it does not."""
+        own = self.clipping is None or self.clipping.kind == "global_norm"
+        inner = parts_of(self.inner) if own else None
+        return None if inner is None else inner._replace(inner="inner", master="master", unscale=self.gradient_scale)
 
     def step(
         self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None, factor: Any = None

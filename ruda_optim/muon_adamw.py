@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ruda_nn import Config, Embedding, Module, Param, RecordMismatch
-from ruda_nn.config import is_number
 from ruda_nn.records import broken
 from ruda_tensor.dtypes import HALF
 
@@ -54,7 +53,7 @@ class MuonAdamWConfig(Config):
                 f"it without a global norm, which would be that of its own half of the gradients alone; "
                 f"for that of all of them: MuonAdamWConfig(max_grad_norm={rule.global_limit()})",
             )  # fmt: skip
-        self.require(is_number(self.adamw_lr_ratio) and self.adamw_lr_ratio > 0.0, "adamw_lr_ratio", "a finite number > 0")
+        self.require_number("adamw_lr_ratio", open=True)
         norm = self.max_grad_norm
         self.require(norm is None or is_norm(norm), "max_grad_norm", "None or a number >= 0 that is finite in float32")
 
@@ -246,7 +245,7 @@ class MuonAdamW:
     def load_record(self, record: dict[str, Any], model: Module) -> None:
         """Take the states of a record for `model`, which has the recorded ids; a rejected record changes nothing.
 
-        Errors: RecordMismatch where the configuration, a parameter, its group or a state differs; RecordBroken for
+        Errors: RecordMismatch where the configuration, a parameter, its group or a state differs; RecorderError for
         another version, and for a state in the wrong group.
         """
         version = record.get("version", VERSION) if isinstance(record, dict) else VERSION

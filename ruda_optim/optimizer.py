@@ -18,6 +18,7 @@ from .clipping import factors, total_norm
 from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
 from .rules import Rule
+from .together import first_state, norm_together, update_together
 
 
 class Optimizer:
@@ -143,6 +144,9 @@ class Optimizer:
         for p in places:
             if p.trainable and p.id in chosen and p.id not in params:
                 params[p.id] = p
+        if any(p.device.launches for p in params.values()):
+            new = update_together(self, lr, params, chosen, extra)
+            params = {key: p for key, p in params.items() if key not in new}
         alone, buckets = self._sort(params, chosen)
         for p in alone:
             group, key = grouping.of(p.id), p.id
@@ -169,7 +173,8 @@ class Optimizer:
             return {}
         tensors = list(chosen.values())
         home = tensors[0].device
-        norm = total_norm(tensors)
+        norm = norm_together(tensors)
+        norm = total_norm(tensors) if norm is None else norm
         scale = getattr(self.rule, "gradient_scale", 1.0)
         if scale != 1.0:
             with home.guard():
@@ -211,7 +216,7 @@ class Optimizer:
             state = self.states.get(p.id)
             if state is None:
                 with p.device.guard():
-                    state = _start(grouping.rules[group], p.device.xp, p._data)
+                    state = first_state(grouping.rules[group], p.device.xp, p._data)
             candidates.setdefault((group, p.device, p.dtype, kinds(state)), []).append((p, state))
         for bucket in fill(candidates, grouping.rules):
             for i, key in enumerate(bucket.ids):
@@ -274,7 +279,7 @@ class Optimizer:
         for key, state in record["states"].items():
             p = params[key]
             # Zeros that nobody touches take no memory: they show what the state should be.
-            shape = _start(grouping.rules[index.get(key, 0)], np, np.zeros(p.shape, p.dtype))
+            shape = first_state(grouping.rules[index.get(key, 0)], np, np.zeros(p.shape, p.dtype))
             with p.device.guard():
                 loaded[key] = _unpack(state, shape, p.device.xp, f"the optimizer state of {key}")
         self.states, self._places, grouping.index, self._failed = loaded, {}, index, False
@@ -300,11 +305,6 @@ class Optimizer:
 
 def _number(member: Member) -> int:
     return member[0]
-
-
-def _start(rule: Any, xp: Any, p: Any) -> dict[str, Any]:
-    """Return the first state of a parameter: a bare rule computes in float32, a wrapper looks at what is stored."""
-    return rule.start(xp, p.astype(FLOAT32) if p.dtype in HALF and isinstance(rule, Rule) else p)
 
 
 def _is_array(value: Any) -> bool:

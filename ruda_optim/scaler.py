@@ -1,21 +1,20 @@
 """Dynamic loss scaling: small gradients are kept out of float16's zeros, and a step that overflowed is left out."""
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ruda_nn import Module
-from ruda_nn.config import is_number, is_whole
-from ruda_nn.records import broken
+from ruda_nn.config import is_number, is_whole, require
+from ruda_nn.records import broken, compare
 from ruda_tensor.dtypes import FLOAT32
 from ruda_tensor.tensor import Tensor
 
 from .gradient_stats import measure, scaled_gradients
 from .gradients import GradientsParams
+from .lbfgs import LBFGS
 from .master import check_scale
-from .optimizer import compare
 from .schedules import LrScheduler
 
 VERSION = 1
@@ -30,7 +29,7 @@ class GradScaler:
     (2^-24); after `growth_interval` (2000) good steps in a row it multiplies by `growth_factor` (2), up to `max_scale`
     (2^24). So the scale and its reciprocal stay finite whatever happens. `init_scale` is 65536.
 
-    The optimizer may be any that has `step(lr, model, gradients)`. One that takes `loss_scale` and says
+    The optimizer may be any with `step(lr, model, gradients)`, which is all but L-BFGS. One that takes `loss_scale` and says
     `last_step_skipped`, such as AdamW with `fused_step=True`, unscales by itself; for the others the scaler gives
     unscaled gradients in float32 (beside a model in half precision: `Fp32MasterOptimizer`).
 
@@ -55,13 +54,16 @@ class GradScaler:
         self, init_scale: float = 65536.0, *, growth_factor: float = 2.0, backoff_factor: float = 0.5,
         growth_interval: int = 2000, min_scale: float = 2.0**-24, max_scale: float = 2.0**24,
     ) -> None:
-        for name, value in (("min_scale", min_scale), ("max_scale", max_scale)):
-            _require(is_number(value) and _divides(value), name, value, "a number > 0 that is finite in float32, as 1 / it")
-        _require(is_number(init_scale) and min_scale <= init_scale <= max_scale, "init_scale", init_scale,
-                 f"a number in [min_scale, max_scale] = [{min_scale:g}, {max_scale:g}]")  # fmt: skip
-        _require(is_number(growth_factor) and growth_factor > 1.0, "growth_factor", growth_factor, "a number > 1")
-        _require(is_number(backoff_factor) and 0.0 < backoff_factor < 1.0, "backoff_factor", backoff_factor, "a number in (0, 1)")
-        _require(is_whole(growth_interval) and growth_interval >= 1, "growth_interval", growth_interval, "an integer >= 1")
+        for ok, name, value, allowed in (
+            (_divides(min_scale), "min_scale", min_scale, "a number > 0 that is finite in float32, as 1 / it"),
+            (_divides(max_scale), "max_scale", max_scale, "a number > 0 that is finite in float32, as 1 / it"),
+            (is_number(growth_factor) and growth_factor > 1.0, "growth_factor", growth_factor, "a number > 1"),
+            (is_number(backoff_factor) and 0.0 < backoff_factor < 1.0, "backoff_factor", backoff_factor, "a number in (0, 1)"),
+            (is_whole(growth_interval) and growth_interval >= 1, "growth_interval", growth_interval, "an integer >= 1"),
+        ):
+            require(ok, "GradScaler", name, value, allowed)
+        within = is_number(init_scale) and min_scale <= init_scale <= max_scale
+        require(within, "GradScaler", "init_scale", init_scale, f"a number in [{min_scale:g}, {max_scale:g}], min to max_scale")
         self.growth_factor, self.backoff_factor = float(growth_factor), float(backoff_factor)
         self.growth_interval = int(growth_interval)
         self.min_scale, self.max_scale = float(min_scale), float(max_scale)
@@ -142,7 +144,8 @@ class GradScaler:
     def load_record(self, record: dict[str, Any]) -> None:
         """Take the scale and count of a record; also after a failed step. A rejected record changes nothing.
 
-        Errors: RuntimeError in the middle of a cycle; RecordMismatch where the settings differ, RecordBroken otherwise.
+        Errors: RuntimeError in the middle of a cycle; RecordMismatch where the settings differ; RecorderError for what
+        is no record of a scaler.
         """
         self._expect("load_record", (READY, FAILED), "load records between scaler.update() and the next scaler.scale(loss)")
         if not isinstance(record, dict) or set(record) != {"version", "config", "scale", "good_steps"}:
@@ -170,19 +173,20 @@ class GradScaler:
         return f"GradScaler(scale={self._scale:g}, {self._good} of {self.growth_interval} good steps, {self._state})"
 
 
-def _require(ok: bool, field: str, value: Any, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"GradScaler: {field}={value!r} is not allowed; give {allowed}")
-
-
 def _divides(scale: float) -> bool:
     try:
-        return math.isfinite(check_scale(scale))
+        check_scale(scale)
     except ValueError:
         return False
+    return True
 
 
 def _check_step(optimizer: Any, model: Any, gradients: Any) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise TypeError(
+            "step: LBFGS takes a closure, which it calls several times, and not the gradients of one scaled loss; "
+            "keep its model in float32, without a scaler: model, loss = optimizer.step(lr, model, closure)"
+        )
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "rule") and not hasattr(optimizer, "last_step_skipped"):
         raise TypeError(
             f"step: expected an optimizer, got {type(optimizer).__name__}; scaler.step(optimizer, lr, model, gradients)"

@@ -10,10 +10,8 @@ import math
 from typing import Any
 
 from ruda_nn import Config
-from ruda_nn.config import is_number, is_whole, plain
-from ruda_nn.records import broken
-
-from .optimizer import compare
+from ruda_nn.config import is_whole, plain
+from ruda_nn.records import broken, compare
 
 MOST_CALLS = 2**53  # above it, a count is no longer a float
 
@@ -70,7 +68,7 @@ class LrScheduler:
         return f"LrScheduler({self.config}, {self.calls} calls)"
 
 
-StepLrScheduler = LrScheduler  # the name that the specification's signatures have
+StepLrScheduler = LrScheduler  # what the reference system calls the type of a step schedule
 
 
 class LrSchedulerConfig(Config):
@@ -101,17 +99,6 @@ class LrSchedulerConfig(Config):
         """Return this schedule after a linear rise of so many calls; it starts at its own beginning then."""
         return WarmupLrSchedulerConfig(warmup_steps, self)
 
-    def require_count(self, field: str, low: int = 1) -> None:
-        """Refuse anything but an integer >= low."""
-        count = getattr(self, field)
-        self.require(is_whole(count) and count >= low, field, f"an integer >= {low}")
-
-    def require_within(self, field: str, high: float, *, zero: bool = False) -> None:
-        """Refuse anything but a number in (0, high], or in [0, high] where `zero`."""
-        x = getattr(self, field)
-        ok = is_number(x) and (0.0 <= x if zero else 0.0 < x) and x <= high
-        self.require(ok, field, f"a number in {'[' if zero else '('}0, {high:g}]")
-
     def require_schedule(self, field: str, schedule: Any) -> None:
         """Refuse anything but a valid schedule's configuration; name its place where it is not valid."""
         if not isinstance(schedule, LrSchedulerConfig):
@@ -134,7 +121,7 @@ class ConstantLrSchedulerConfig(LrSchedulerConfig):
 
     def check(self) -> None:
         """Refuse settings outside their range."""
-        self.require(is_number(self.lr) and self.lr >= 0.0, "lr", "a finite number >= 0")
+        self.require_number("lr")
 
     def value(self, k: int) -> float:
         """Return lr."""
@@ -154,9 +141,9 @@ class StepLrSchedulerConfig(LrSchedulerConfig):
 
     def check(self) -> None:
         """Refuse settings outside their range."""
-        self.require(is_number(self.lr) and self.lr >= 0.0, "lr", "a finite number >= 0")
+        self.require_number("lr")
         self.require_count("step_size")
-        self.require(is_number(self.gamma) and self.gamma > 0.0, "gamma", "a finite number > 0")
+        self.require_number("gamma", open=True)
 
     def value(self, k: int) -> float:
         """Return lr gamma^floor(k / step_size)."""
@@ -184,7 +171,7 @@ class WarmupLrSchedulerConfig(LrSchedulerConfig):
 
     def check(self) -> None:
         """Refuse settings outside their range."""
-        self.require_count("warmup_steps", 0)
+        self.require_count("warmup_steps", low=0)
         self.require_schedule("schedule", self.schedule)
 
     def value(self, k: int) -> float:

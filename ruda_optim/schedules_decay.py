@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import math
 
-from ruda_nn.config import is_number
-
 from .schedules import LrSchedulerConfig
 
 
@@ -107,7 +105,7 @@ class NoamLrSchedulerConfig(LrSchedulerConfig):
 
     def check(self) -> None:
         """Refuse settings outside their range."""
-        self.require(is_number(self.factor) and self.factor > 0.0, "factor", "a finite number > 0")
+        self.require_number("factor", open=True)
         self.require_count("warmup_steps")
         self.require_count("model_size")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ruda_nn import Module, RecordMismatch
 from ruda_nn.records import broken, unpack_params
-from ruda_record import BinFileRecorder, RecorderError
+from ruda_record import RecorderError
+from ruda_record.recorders import as_recorder
 
 from .gradients import GradientsAccumulator, GradientsRecord
 
@@ -93,7 +94,7 @@ class TrainingRecord:
 
     def save(self, recorder: Any, path: str | Path) -> Path:
         """Write the record; returns the file's path, with the recorder's suffix."""
-        return _recorder(recorder).save(self.data, path)
+        return as_recorder(recorder).save(self.data, path)
 
     @classmethod
     def load(cls, recorder: Any, path: str | Path, device: Any = None) -> TrainingRecord:
@@ -101,7 +102,7 @@ class TrainingRecord:
 
         Errors: RecorderError where the file is missing, damaged, or no training record.
         """
-        data = _recorder(recorder).load(path)
+        data = as_recorder(recorder).load(path)
         try:
             _check_data(data)
         except RecorderError as error:
@@ -166,16 +167,11 @@ def _check_data(data: Any) -> None:
 def _check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"expected a Module first, got {type(model).__name__}; the order is (model, optimizer, scheduler)")
-    for part, what in ((optimizer, "an optimizer"), (scheduler, "a schedule")):
+    for part, what, such in (
+        (optimizer, "an optimizer", "AdamConfig().init()"),
+        (scheduler, "a schedule", "ConstantLrSchedulerConfig(0.1).init()"),
+    ):
         if part is None and what == "a schedule":
             continue
         if not hasattr(part, "to_record") or not hasattr(part, "load_record") or isinstance(part, Module):
-            raise TypeError(f"expected {what} with to_record and load_record, got {type(part).__name__}")
-
-
-def _recorder(recorder: Any) -> Any:
-    if isinstance(recorder, type):
-        recorder = recorder()
-    if not hasattr(recorder, "save") or not hasattr(recorder, "load"):
-        raise TypeError(f"expected a recorder such as {BinFileRecorder.__name__}(), got {type(recorder).__name__}")
-    return recorder
+            raise TypeError(f"expected {what} with to_record and load_record, got {type(part).__name__}; such as {such}")

@@ -18,7 +18,7 @@ from .layout import Segment
 BLOCK = 8 << 20  # bytes that one thread takes on at a time
 WORKERS = min(4, (os.cpu_count() or 1) + 2)  # more than there are processors, since some wait for the disk
 SYNC_EVERY = 32 << 20  # bytes after which a thread has the disk catch up, while the others go on
-_P = 0xEDB88320  # the generator of crc32, from x^31 in the lowest bit to x^0 in the highest; x^32 goes without saying
+_P = 0xEDB88320  # the generator of crc32, from x^31 in the lowest bit to x^0 in the highest; x^32 is implied
 
 
 def combine(first: int, second: int, length: int) -> int:

@@ -153,6 +153,19 @@ class BinFileRecorder(FileRecorder):
         return reader.load(), reader.precision
 
 
+def as_recorder(recorder: Any) -> Any:
+    """A recorder of files, from one or from its class."""
+    made = recorder() if isinstance(recorder, type) else recorder
+    if not hasattr(made, "save") or not hasattr(made, "load"):
+        raise TypeError(f"expected a recorder such as BinFileRecorder(), got {type(made).__name__}")
+    if isinstance(made, BinBytesRecorder):
+        raise TypeError(
+            "BinBytesRecorder keeps records in memory, and takes no path: blob = recorder.save(record.data), and "
+            "TrainingRecord(recorder.load(blob)); of a model alone model.to_record() and model.load_record(...)"
+        )
+    return made
+
+
 def _part(data: Any, name: str) -> Any:
     """What a JSON pointer (RFC 6901) leads to."""
     keys = name.split("/")[1:]
@@ -256,7 +269,7 @@ class PrettyJsonFileRecorder(_TreeRecorder):
     """Saves to and loads from files that end in `.json`, for people to read; every bit comes back all the same.
 
     It takes and gives what `BinFileRecorder` does. Numbers are the shortest that mean the same bits; infinities and NaN
-    are the strings "inf", "-inf" and "nan". Who edits a file writes `"crc32": null` in its last line.
+    are the strings "inf", "-inf" and "nan". Whoever edits a file writes `"crc32": null` in its last line.
 
     >>> import numpy as np, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "step-100"

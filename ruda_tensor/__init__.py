@@ -37,6 +37,7 @@ from .ops import cross_entropy as _cross_entropy
 from .ops import ctc as _ctc
 from .ops import dropout as _dropout
 from .ops import einsum as _einsum
+from .ops import gated as _gated
 from .ops import index as _index
 from .ops import join as _join
 from .ops import loss as _loss
@@ -62,6 +63,7 @@ from .ops.cross_entropy import *  # noqa: F403
 from .ops.ctc import *  # noqa: F403
 from .ops.dropout import *  # noqa: F403
 from .ops.einsum import *  # noqa: F403
+from .ops.gated import *  # noqa: F403
 from .ops.index import *  # noqa: F403
 from .ops.join import *  # noqa: F403
 from .ops.loss import *  # noqa: F403
@@ -98,6 +100,7 @@ __all__ += _cross_entropy.__all__
 __all__ += _ctc.__all__
 __all__ += _dropout.__all__
 __all__ += _einsum.__all__
+__all__ += _gated.__all__
 __all__ += _index.__all__
 __all__ += _join.__all__
 __all__ += _loss.__all__

@@ -22,6 +22,7 @@ class Device:
     kind = "device"
     index = 0
     guarded = False  # True where operations must run inside `guard()`
+    launches = False  # True where operations try their CUDA kernels first
     xp: Any
     array_type: Any
     float_dtype: np.dtype
@@ -91,6 +92,7 @@ class Cuda(Device):
     """
 
     kind = "cuda"
+    launches = True
 
     def __new__(cls, index: int = 0, *, float_dtype: Any = FLOAT32, int_dtype: Any = INT32) -> Cuda:
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:

@@ -11,7 +11,7 @@ keeps `y` only if the gradient of `x` is wanted, and `x` only if that of `y` is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -223,6 +223,8 @@ def binary(op: Primitive, x: Any, y: Any) -> Tensor:
 def widen(arrays: list) -> tuple[list, Any]:
     """Return the arrays with half types as float32, and the half type the result is rounded to (None without any)."""
     dtype = next((a.dtype for a in arrays if getattr(a, "dtype", None) in HALF), None)
+    if dtype is None:
+        return arrays, None
     return [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
 
 
@@ -232,15 +234,27 @@ def round_to(array: Any, dtype: Any) -> Any:
         return array.astype(dtype)
 
 
+class Fused(NamedTuple):
+    """The kernels of a composite: their sources in `cuda_src/`, and bodies with the arguments and results of the plain ones.
+
+    A body returns None where its kernel does not take these arrays, or where kernels are off: then the plain body runs.
+    It gets half arrays as they are. Both forwards keep the same residuals, so any forward goes with any backward.
+    """
+
+    sources: str
+    forward: Callable
+    backward: Callable
+
+
 class Composite:
     """An operation that is an expression over others, with a hand-derived pair of bodies that runs faster.
 
     `expression(*tensors, **static)` defines it and is what higher derivatives record. `forward(xp, *arrays, **static)`
     returns `out` or `(out, *extras)`; `backward(xp, g, *kept, needs, **static)` returns a raw gradient per input,
-    with `kept` the arrays named in `keeps` (inputs by name, or `out`) followed by the extras.
+    with `kept` the arrays named in `keeps` (inputs by name, or `out`) followed by the extras. `fused`: see there.
     """
 
-    __slots__ = ("name", "expression", "forward", "backward", "inputs", "keeps", "memory_bound")
+    __slots__ = ("name", "expression", "forward", "backward", "inputs", "keeps", "memory_bound", "fused")
     joint = True
     computes = True
     pulls = None
@@ -250,9 +264,10 @@ class Composite:
         return self
 
     def __init__(self, name: str, expression: Callable, forward: Callable, backward: Callable, keeps: str = "x out",
-                 memory_bound: bool = True) -> None:
+                 memory_bound: bool = True, fused: Fused | None = None) -> None:
         code = forward.__code__
         self.name, self.expression, self.forward, self.backward = name, expression, forward, backward
+        self.fused = fused
         self.inputs = code.co_varnames[1 : code.co_argcount]
         self.keeps = tuple(keeps.split())
         self.memory_bound = memory_bound
@@ -267,15 +282,21 @@ class Composite:
 def call(op: Composite, inputs: tuple, static: dict[str, Any] | None = None) -> Tensor:
     """Run a composite by its fast body, or by its expression where a higher derivative will be asked for."""
     static = static or {}
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    node = next((x._node for x in tensors if x._node is not None), None)
+    node = device = None
+    arrays = []
+    for x in inputs:
+        if isinstance(x, Tensor):
+            arrays.append(x._data)
+            if node is None:
+                node = x._node
+            if x.device is not device:
+                device = x.device if device is None else common_device(op.name, device, x.device)
+        else:
+            arrays.append(x)
+    assert device is not None, f"{op.name}: no tensor among the inputs"
     if node is not None and node.expands():
         return op.expression(*inputs, **static)
-    device = tensors[0].device
-    for x in tensors:
-        if x.device is not device:
-            device = common_device(op.name, device, x.device)
-    out, extras = run_composite(op, device, [x._data if isinstance(x, Tensor) else x for x in inputs], static)
+    out, extras = run_composite(op, device, arrays, static)
     out = Tensor._wrap(out, device)
     if node is not None:
         node.record_composite(op, inputs, static, out, extras)
@@ -283,7 +304,15 @@ def call(op: Composite, inputs: tuple, static: dict[str, Any] | None = None) -> 
 
 
 def run_composite(op: Composite, device: Any, arrays: list, static: dict[str, Any]) -> tuple[Any, tuple]:
-    """Run the forward body on raw arrays: half inputs arrive as float32, and the result is rounded once."""
+    """Run the forward body on raw arrays: half inputs arrive as float32, and the result is rounded once.
+
+    On a GPU the kernel is asked first.
+    """
+    if device.launches and op.fused is not None:
+        with device.guard():
+            found = op.fused.forward(device.xp, *arrays, **static)
+        if found is not None:
+            return (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
     arrays, dtype = widen(arrays)
     with device.guard(), np.errstate(all="ignore"):
         result = op.forward(device.xp, *arrays, **static)

@@ -69,6 +69,8 @@ def _run_backward(
     real, n = opened(xp, x, weight), _row_length(x, axes)
     if real is None or not n or g.dtype != x.dtype or scale.dtype != real:
         return None
+    if weight is None and needs[2] and x.dtype != real:
+        return None  # the bias may be float32, and only the dtype of the weight says so
     shape, sizes = x.shape, x.shape[x.ndim - axes :]
     g, x, weight, mean, shift, scale = contiguous(xp, g, x, weight, mean, shift, scale)
     rows, dtype = x.size // n, _weights(x, weight)

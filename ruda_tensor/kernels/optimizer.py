@@ -105,26 +105,32 @@ def _kernel(shape: Shape, storage: np.dtype, gradient: np.dtype, master: bool, t
     r = "d" if real_of(storage).itemsize == 8 else "f"
     defines = {"STORAGE": CTYPES[storage], "GRADIENT": CTYPES[gradient], "MASTER": int(master), **shape.defines()}
     layout = {"VECTOR": 2 if r == "d" else 4, "BATCH": BATCH, "TENSORS": tensors}
-    signature = f"{table_type(tensors).itemsize}s {' '.join([r] * 10)} P P f"
+    signature = f"{table_type(tensors).itemsize}s {' '.join([r] * 11)} P P P f"
     return Kernel("optimizer.cu", "optimizer_step", signature, defines | layout, ("--fmad=false",))
+
+
+def takes(xp: Any, storage: np.dtype, gradient: np.dtype) -> bool:
+    """True where kernels may run, and this one reads such a parameter and gradient."""
+    if not fused() or runtime(xp) is None or storage not in FLOATING:
+        return False
+    return gradient == storage or (real_of(storage) == FLOAT32 and (gradient in HALF or gradient == FLOAT32))
 
 
 def accepts(xp: Any, entry: Entry) -> bool:
     """True where the kernel can update this parameter."""
-    if not fused() or runtime(xp) is None or entry.p.dtype not in FLOATING:
-        return False
-    real, halves = real_of(entry.p.dtype), HALF | {FLOAT32}
+    real = real_of(entry.p.dtype)
     rest = [*entry.states, *(() if entry.master is None else (entry.master,))]
-    gradient = entry.g.dtype == entry.p.dtype or (real == FLOAT32 and entry.g.dtype in halves)
-    return gradient and all(a.dtype == real for a in rest) and all(a.flags.c_contiguous for a in entry.arrays())
+    right = takes(xp, entry.p.dtype, entry.g.dtype) and all(a.dtype == real for a in rest)
+    return right and all(a.flags.c_contiguous for a in entry.arrays())
 
 
 def update(
-    xp: Any, shape: Shape, numbers: Numbers, entries: Sequence[Entry], *, report: Any = None,
+    xp: Any, shape: Shape, numbers: Numbers, entries: Sequence[Entry], *, scale: Any = 1.0, report: Any = None,
     max_norm: float | None = None, device_numbers: Any = None,
 ) -> None:  # fmt: skip
     """Update all entries, which `accepts` took, by one launch per combination of dtypes (and 512 parameters).
 
+    Gradients are multiplied by `scale` once they are unscaled: a number, or a 0-d array on the device.
     `report` (from `gradient_report`): a bad gradient skips the update, and a norm above `max_norm` scales all gradients
     by max_norm / (norm + 1e-6). `device_numbers`: rate, floor, shrink, decay, keep, unscale on the device, which replace
     those of `numbers`: a captured step reads them anew.
@@ -148,7 +154,8 @@ def update(
             kernel = _kernel(shape, storage, gradient, master, tensors)
             table, blocks = _table(part, tensors, THREADS * BATCH * kernel.defines["VECTOR"], master, straight)
             limit = -1.0 if max_norm is None else max_norm
-            kernel((blocks, 1), (THREADS, 1), table, *scalars, device_numbers, report, limit)
+            number, array = (scale, None) if isinstance(scale, float) else (1.0, xp.asarray(scale, real_of(storage)))
+            kernel((blocks, 1), (THREADS, 1), table, *scalars, number, array, device_numbers, report, limit)
 
 
 def _table(part: list, tensors: int, chunk: int, master: bool, straight: bool) -> tuple[bytes, int]:
@@ -202,9 +209,9 @@ def gradient_report(xp: Any, gradients: Sequence[Any], unscale: float = 1.0) -> 
     underflows. None where the gate is shut, or a gradient is neither float32 nor half. Nothing waits.
     """
     machine = runtime(xp)
-    gradients = [g if g.flags.c_contiguous else xp.ascontiguousarray(g) for g in gradients if g.size]
     if not fused() or machine is None or any(real_of(g.dtype) != FLOAT32 for g in gradients):
         return None
+    gradients = [g if g.flags.c_contiguous else xp.ascontiguousarray(g) for g in gradients if g.size]
     if not gradients:
         return xp.zeros(3, FLOAT32)
     groups: dict[tuple, list[Any]] = {}

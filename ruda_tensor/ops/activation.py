@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..operation import Composite, Primitive, apply, call
+from ..dtypes import FLOATING
+from ..kernels import pointwise as kernels
+from ..operation import Composite, Fused, Primitive, apply, call
 from ..tensor import Tensor
 from ._common import cast, floating
 from ._gelu import gelu_body, gelu_tanh_body, silu_body
 from ._numerics import single
 from ._pointwise import pointwise
-from ._select import choose, drop, keep
+from ._select import choose, drop, keep, keep_positive, keep_positive_forward
 from .arithmetic import numeric
 from .compare import clip, minimum
 from .transcendental import erfc, exp, tanh
@@ -87,7 +89,26 @@ def _leaky_forward(xp: Any, x: Any, *, slope: float) -> Any:
     return xp.maximum(x, x * slope) if 0.0 < slope <= 1.0 else choose(xp, x > 0, x, x * slope)
 
 
-_relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: keep(g, out > 0))
+_relu = Primitive("relu", lambda xp, x: xp.maximum(x, 0), dx=lambda g, out: keep_positive(g, out))
+
+
+def _kernels(kind: str) -> Fused:
+    def backward(xp: Any, g: Any, x: Any, *, needs: tuple) -> tuple | None:
+        dx = kernels.activation_backward(xp, kind, g, x)
+        return None if dx is None else (dx,)
+
+    return Fused("activation.cu", lambda xp, x: kernels.activation_forward(xp, kind, x), backward)
+
+
+# The same where there are kernels, which read half types as they are; the result says as well as x where the slope is 1.
+_relu_stored = Composite(
+    "relu",
+    lambda x: apply(_relu, (x,)),
+    lambda xp, x: xp.maximum(x, 0),
+    lambda xp, g, out, needs: (keep_positive_forward(xp, g, out),),
+    keeps="out",
+    fused=_kernels("relu"),
+)
 _leaky_relu = Primitive(
     "leaky_relu",
     _leaky_forward,
@@ -108,7 +129,8 @@ def relu(x: Any, /) -> Tensor:
     >>> rt.relu(rt.tensor([-1.0, 2.0], device=rt.Cpu())).numpy()
     array([0., 2.], dtype=float32)
     """
-    return apply(_relu, (numeric(x, "relu"),))
+    x = numeric(x, "relu")
+    return call(_relu_stored, (x,)) if x.device.launches and x.dtype in FLOATING else apply(_relu, (x,))
 
 
 def relu6(x: Any, /) -> Tensor:
@@ -157,15 +179,28 @@ def _times(xp: Any, x: Any, y: Any, out: Any) -> None:
     xp.multiply(x, y, out=out)
 
 
-def _gated(name: str, body: Any, expression: Any) -> Composite:
-    """x s(x), whose forward gives the slope too, so that backward is one product."""
-    return Composite(
-        name,
-        lambda x: cast(expression(single(x)), x.dtype),
-        lambda xp, x: pointwise(xp, body, (x,), outs=2),
-        lambda xp, g, slope, needs: (pointwise(xp, _times, (g, slope)),),
-        keeps="",
-    )
+def _gated(name: str, body: Any, expression: Any) -> tuple[Composite, Composite]:
+    """x s(x) twice: keeping the slope, so that backward is one product; and for devices with kernels, keeping x.
+
+    A kernel makes the slope again from x in the time it takes to read it, and x is there in any case: a slope in
+    float32 would be 4 more bytes per number in memory, and moved twice. The plain body there keeps x too, so that
+    either backward goes with either forward.
+    """
+
+    def whole(x: Tensor) -> Tensor:
+        return cast(expression(single(x)), x.dtype)
+
+    def both(xp: Any, x: Any) -> tuple:
+        return pointwise(xp, body, (x,), outs=2)
+
+    def from_slope(xp: Any, g: Any, slope: Any, *, needs: tuple) -> tuple:
+        return (pointwise(xp, _times, (g, slope)),)
+
+    def from_x(xp: Any, g: Any, x: Any, *, needs: tuple) -> tuple:
+        return from_slope(xp, g, both(xp, x)[1], needs=needs)
+
+    kept_x = Composite(name, whole, lambda xp, x: both(xp, x)[0], from_x, keeps="x", fused=_kernels(name))
+    return Composite(name, whole, both, from_slope, keeps=""), kept_x
 
 
 _ROOT = math.sqrt(2.0 / math.pi)
@@ -195,7 +230,8 @@ def gelu(x: Any, /, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
-    return call(_gelu if approximate == "none" else _gelu_tanh, (floating(x, "gelu"),))
+    x = floating(x, "gelu")
+    return call((_gelu if approximate == "none" else _gelu_tanh)[x.device.launches], (x,))
 
 
 def silu(x: Any, /) -> Tensor:
@@ -205,7 +241,8 @@ def silu(x: Any, /) -> Tensor:
     >>> rt.silu(rt.tensor([-1.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
     array([-0.26894142,  0.73105858])
     """
-    return call(_silu, (floating(x, "silu"),))
+    x = floating(x, "silu")
+    return call(_silu[x.device.launches], (x,))
 
 
 def mish(x: Any, /) -> Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import FLOAT32, FLOATING, HALF, INT64, INTEGER, UINT64
-from ..operation import Composite, call
+from ..kernels import cross_entropy as kernels
+from ..kernels.host import cross_entropy as host
+from ..operation import Composite, Fused, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
 from ._numerics import single, weigh
@@ -75,6 +77,10 @@ def _forward(
     xp: Any, logits: Any, targets: Any, weight: Any, *, axis: int, ignore: int | None, smoothing: float, reduction: str
 ) -> tuple:
     """Row by row: hit (log s - z_own) + each sum(w (log s - z)), where z = x - top and s = sum(exp(z))."""
+    if weight is None and not smoothing:
+        found = host.forward(xp, logits, targets, axis=axis, ignore=ignore, reduction=reduction)
+        if found is not None:
+            return found
     x = rows(xp, logits, axis)
     row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
     top, whole, loss = (xp.empty(row.classes.shape, x.dtype) for _ in range(3))
@@ -104,6 +110,10 @@ def _backward(
     ignore: int | None, smoothing: float, reduction: str,
 ) -> tuple:  # fmt: skip
     """dx = g ((hit + each W) p - hit at the own class - each w), where p = exp(x - top) / s and W = sum(w)."""
+    if weight is None and not smoothing:
+        dx = host.backward(xp, g, logits, targets, top, whole, axis=axis, ignore=ignore, reduction=reduction)
+        if dx is not None:
+            return dx, None, None
     x = rows(xp, logits, axis)
     row = _Rows(xp, x, targets, weight, ignore, smoothing, reduction)
     g = (g.reshape(row.classes.shape) if reduction == "none" else g) * row.factor
@@ -145,7 +155,15 @@ def _expression(
     return cast(losses if reduction == "none" else add_up(losses), logits.dtype)
 
 
-_cross_entropy = Composite("cross_entropy", _expression, _forward, _backward, keeps="logits targets weight")
+def _fused_backward(xp: Any, *kept: Any, needs: tuple, **static: Any) -> tuple | None:
+    dx = kernels.backward(xp, *kept, **static)
+    return None if dx is None else (dx, None, None)
+
+
+_cross_entropy = Composite(
+    "cross_entropy", _expression, _forward, _backward, keeps="logits targets weight",
+    fused=Fused("cross_entropy.cu cross_entropy_reduce.cu", kernels.forward, _fused_backward),
+)  # fmt: skip
 
 
 def _from_probabilities(
@@ -223,10 +241,10 @@ def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> tup
     ids = cast(targets, INT64)
     with ids.device.guard():
         t = ids._data
-        outside = t.view(UINT64) >= classes  # what is negative is a huge number there
-        if not outside.any():
+        unsigned = t.view(UINT64)  # what is negative is a huge number there
+        if t.size == 0 or unsigned.max() < classes:
             return ids, ignore if 0 <= ignore < classes else None
-        wrong = outside & (t != ignore)
+        wrong = (unsigned >= classes) & (t != ignore)
         if wrong.any():
             raise IndexError(
                 f"cross_entropy: the target {int(t[wrong][0])} is no class: the ids of {classes} classes are "

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from .. import random
-from ..operation import Primitive, apply
+from ..kernels import pointwise as kernels
+from ..operation import Primitive, apply, round_to, widen
 from ..random import draws
 from ..random.state import check_key, check_probability
 from ..tensor import Tensor
@@ -30,15 +31,27 @@ def position(name: str, count: int, seed: Any, key: Any) -> tuple[int, int]:
 
 def drop(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
     """Dropout with 0 < p < 1 by the mask that is named (seed, offset)."""
-    return apply(_dropout, (x,), {"p": p, "seed": seed, "offset": offset})
+    op = _dropout_stored if x.device.launches else _dropout
+    return apply(op, (x,), {"p": p, "seed": seed, "offset": offset})
 
 
-_dropout = Primitive(
-    "dropout",
-    lambda xp, x, *, p, seed, offset: masked(
-        xp, x * x.dtype.type(1 / (1 - p)), draws.bernoulli(xp, x.shape, 1 - p, seed, offset)
-    ),
-    dx=lambda g, p, seed, offset: drop(g, p, seed, offset),
+def _forward(xp: Any, x: Any, *, p: float, seed: int, offset: int) -> Any:
+    return masked(xp, x * x.dtype.type(1 / (1 - p)), draws.bernoulli(xp, x.shape, 1 - p, seed, offset))
+
+
+def _stored_forward(xp: Any, x: Any, *, p: float, seed: int, offset: int) -> Any:
+    """The same where there are kernels, which read half types as they are."""
+    found = kernels.dropout(xp, x, p=p, seed=seed, offset=offset)
+    if found is not None:
+        return found
+    (wide,), dtype = widen([x])
+    out = _forward(xp, wide, p=p, seed=seed, offset=offset)
+    return out if dtype is None else round_to(out, dtype)
+
+
+_dropout = Primitive("dropout", _forward, dx=lambda g, p, seed, offset: drop(g, p, seed, offset))
+_dropout_stored = Primitive(
+    "dropout", _stored_forward, half="storage", dx=lambda g, p, seed, offset: drop(g, p, seed, offset)
 )
 _nothing = Primitive(
     "dropout", lambda xp, x: xp.zeros(x.shape, x.dtype), half="storage", dx=lambda g: apply(_nothing, (g,))

@@ -13,28 +13,38 @@ import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
 from ..kernels import gemm
+from ..kernels.host.product import BIASED, LEAST
+from ..kernels.host.product import product as host_product
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
 from ._common import as_tensor, cast, normalize_axes, normalize_axis
+from ._sums import total
 from .reduce import sum as sum_
-from .shape import broadcast_shapes, expand_dims, moveaxis, permute_dims, reshape
+from .shape import broadcast_shapes, broadcast_to, expand_dims, moveaxis, permute_dims, reshape
 
 __all__ = ["linear", "matmul", "outer", "tensordot", "vecdot"]
 
 
 def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
     """x @ y of raw arrays with at least 2 axes and one dtype; half types give `dtype` (theirs, or float32)."""
-    if gemm.available(xp) and x.dtype in FLOATING:
+    if xp is np:
+        if x.size * y.shape[-1] >= LEAST and (out := host_product(x, y)) is not None:
+            return out
+    elif gemm.available(xp) and x.dtype in FLOATING:
         return gemm.matmul(x, y, dtype)
     if x.dtype in HALF:
         out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
         return out.astype(x.dtype if dtype is None else dtype, copy=False)
+    if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
+        return product(xp, _merged(x), y).reshape((*x.shape[:-1], y.shape[-1]))
     if xp is np:
         x, y = _straight(x), _straight(y)
-    if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
-        rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
-        return xp.matmul(rows, y).reshape((*x.shape[:-1], y.shape[-1]))
     return xp.matmul(x, y)
+
+
+def _merged(x: Any) -> Any:
+    """All axes but the last merged."""
+    return x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _straight(a: Any) -> Any:
@@ -131,11 +141,20 @@ def _operands(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _linear_forward(xp: Any, x: Any, w: Any, b: Any) -> Any:
+    if xp is np and x.size * w.shape[1] >= BIASED:
+        out = host_product(x if x.ndim == 2 else _merged(x), w, b)
+        if out is not None:
+            return out if x.ndim == 2 else out.reshape((*x.shape[:-1], w.shape[1]))
     out = product(xp, x, w, FLOAT32 if x.dtype in HALF else None)
     out += b.astype(out.dtype, copy=False)
     return out.astype(x.dtype, copy=False)
 
 
+_column_sums = Primitive(
+    "column_sums",
+    lambda xp, x: total(xp, x, tuple(range(x.ndim - 1)), False),
+    dx=lambda g, x_shape: broadcast_to(g, x_shape),
+)
 _linear = Primitive(
     "linear",
     _linear_forward,
@@ -144,7 +163,7 @@ _linear = Primitive(
     poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
-    db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))),
+    db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))) if g.device.launches else apply(_column_sums, (g,)),
 )
 
 

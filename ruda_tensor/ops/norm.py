@@ -12,7 +12,8 @@ from typing import Any
 import ml_dtypes
 
 from ..dtypes import FLOAT32, FLOATING, HALF
-from ..operation import Composite, call
+from ..kernels import norms
+from ..operation import Composite, Fused, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._normalize import (
@@ -60,8 +61,15 @@ def _batch_expression(
     return _affine(y, _column(weight, 1), _column(bias, 1), x.dtype)
 
 
-_layer_norm = Composite("layer_norm", _layer_expression, layer_forward, layer_backward, keeps="x weight")
-_rms_norm = Composite("rms_norm", _rms_expression, rms_forward, rms_backward, keeps="x weight")
+_SOURCES = "norm_forward.cu norm_backward.cu columns.cu columns_finish.cu"
+_layer_norm = Composite(
+    "layer_norm", _layer_expression, layer_forward, layer_backward, keeps="x weight",
+    fused=Fused(_SOURCES, norms.layer_forward, norms.layer_backward),
+)  # fmt: skip
+_rms_norm = Composite(
+    "rms_norm", _rms_expression, rms_forward, rms_backward, keeps="x weight",
+    fused=Fused(_SOURCES, norms.rms_forward, norms.rms_backward),
+)  # fmt: skip
 _batch_norm = Composite("batch_norm", _batch_expression, batch_forward, batch_backward, keeps="x weight m shift")
 
 

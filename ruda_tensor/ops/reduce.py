@@ -5,10 +5,12 @@ true and `any` false; an extreme of no elements does not exist and raises.
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..dtypes import FLOATING, INT32, INT64, INTEGER, UINT32, UNSIGNED, as_dtype
-from ..operation import Primitive, apply
+from ..kernels import columns
+from ..operation import Primitive, apply, round_to, widen
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
 from ._sums import total
@@ -48,6 +50,32 @@ _sum = Primitive(
 )
 
 
+NARROW = 32  # columns; fewer leave most threads of the kernel idle
+
+
+def _column_sum_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
+    out = columns.sum_columns(xp, x, math.prod(x.shape[len(axis) :]), x.dtype)
+    if out is not None:
+        return out.reshape((1,) * len(axis) * keepdims + x.shape[len(axis) :])
+    (wide,), dtype = widen([x])
+    out = total(xp, wide, axis, keepdims)
+    return out if dtype is None else round_to(out, dtype)
+
+
+# The sum over leading axes where there are kernels, which read half types as they are: the gradient of a bias.
+_column_sum = Primitive(
+    "sum",
+    _column_sum_forward,
+    half="storage",
+    dx=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims),
+)
+
+
+def _sums_columns(x: Tensor, axis: tuple[int, ...]) -> bool:
+    leading = 0 < len(axis) < x.ndim and axis == tuple(range(len(axis)))
+    return leading and x.dtype in FLOATING and math.prod(x.shape[len(axis) :]) >= NARROW
+
+
 def sum(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """Return the sum over `axis` (all by default); small integers and bools are summed in the default integer dtype.
 
@@ -56,7 +84,10 @@ def sum(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = F
     array([4., 6.], dtype=float32)
     """
     x = as_tensor(x, None, "sum")
-    return _reduce(_sum, cast(x, accumulator(x) if dtype is None else as_dtype(dtype)), axis, keepdims)
+    x = cast(x, accumulator(x) if dtype is None else as_dtype(dtype))
+    axes = normalize_axes(axis, x.ndim, "sum")
+    op = _column_sum if x.device.launches and _sums_columns(x, axes) else _sum
+    return apply(op, (x,), {"axis": axes, "keepdims": bool(keepdims)})
 
 
 def _mean_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL
+from ..kernels import softmax as kernels
 from ..kernels.host.rows import rowwise
-from ..operation import Composite, Primitive, apply, call
+from ..operation import Composite, Fused, Primitive, apply, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
 from ._numerics import share_forward, single
@@ -120,7 +121,20 @@ def _below_largest(x: Tensor, axis: int) -> Tensor:
     return subtract(x, largest(x.detach(), axis=axis, keepdims=True)) if x.size else x
 
 
-_softmax = Composite("softmax", _softmax_expression, _softmax_forward, _softmax_backward, keeps="out")
+def _fused(log: bool) -> Fused:
+    def forward(xp: Any, x: Any, *, axis: int) -> Any:
+        return kernels.forward(xp, x, axis=axis, log=log)
+
+    def backward(xp: Any, g: Any, out: Any, *, needs: tuple, axis: int) -> tuple | None:
+        dx = kernels.backward(xp, g, out, axis=axis, log=log)
+        return None if dx is None else (dx,)
+
+    return Fused("softmax.cu", forward, backward)
+
+
+_softmax = Composite(
+    "softmax", _softmax_expression, _softmax_forward, _softmax_backward, keeps="out", fused=_fused(False)
+)
 
 
 def softmax(x: Tensor, /, axis: int = -1) -> Tensor:
@@ -178,7 +192,7 @@ def _log_softmax_expression(x: Tensor, *, axis: int) -> Tensor:
 
 
 _log_softmax = Composite(
-    "log_softmax", _log_softmax_expression, _log_softmax_forward, _log_softmax_backward, keeps="out"
+    "log_softmax", _log_softmax_expression, _log_softmax_forward, _log_softmax_backward, keeps="out", fused=_fused(True)
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ruda_tensor", "ruda_autodiff", "ruda_nn", "ruda_optim", "ruda_record")
 FOLDERS = (*PACKAGES, "cuda_src", "tests", "docs", "examples", "benchmarks", "tools", ".ci")
-TEXT = {".py", ".cu", ".cuh", ".md", ".toml", ".yml", ""}
+TEXT = {".py", ".cu", ".cuh", ".c", ".h", ".hpp", ".md", ".toml", ".yml", ""}
 
 
 def python_files(*folders: str) -> list[Path]:

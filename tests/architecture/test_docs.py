@@ -15,14 +15,23 @@ from ._source import FOLDERS, ROOT, relative
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "cuda_src" / "README.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\((?!\w+:)([^)#]+)(?:#([^)]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")
 
 
 def broken_references(text: str, folder: Path) -> list[str]:
-    """The relative links, and the paths in backticks, that lead to no file; `make docs` writes those below api/."""
-    links = [name for name in LINK.findall(text) if not name.startswith("api/") and not (folder / name).exists()]
-    return links + [name for name in NAMED.findall(text) if not (ROOT / name).exists()]
+    """The relative links, and the paths in backticks, that lead nowhere; `make docs` writes those below api/."""
+    links = [(name, anchor) for name, anchor in LINK.findall(text) if not name.startswith("api/")]
+    broken = [name for name, _ in links if not (folder / name).exists()]
+    pages = [(name, anchor) for name, anchor in links if anchor and name not in broken]
+    broken += [f"{name}#{anchor}" for name, anchor in pages if anchor not in anchors((folder / name).read_text("utf-8"))]
+    return broken + [name for name in NAMED.findall(text) if not (ROOT / name).exists()]
+
+
+def anchors(text: str) -> set[str]:
+    """What a page's headings are called in links: lower case, without punctuation, joined by hyphens."""
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -34,12 +43,15 @@ def test_links_and_named_files_are_there(page):
 def test_a_broken_reference_is_seen():
     text = "[a](README.md) [b](gone.md#x) [c](https://example.org) `docs/index.md` `ruda_tensor/gone.py` `x/y.py`"
     assert broken_references(text, ROOT) == ["gone.md", "ruda_tensor/gone.py"]
+    text = "[a](docs/layers.md#a-layer-with-state) [b](docs/records.md#gone) [c](docs/records.md#precision)"
+    assert broken_references(text, ROOT) == ["docs/records.md#gone"]
 
 
 def layers_not_named(text: str) -> list[str]:
-    """The public layers and losses that a page names neither by themselves nor by their configuration."""
+    """The public layers, losses and initializers that a page names neither by themselves nor by their configuration."""
     public = {name: getattr(ruda_nn, name) for name in ruda_nn.__all__}
-    layers = [name for name, c in public.items() if isinstance(c, type) and issubclass(c, ruda_nn.Module)]
+    kinds = ruda_nn.Module, ruda_nn.Initializer
+    layers = [name for name, c in public.items() if isinstance(c, type) and issubclass(c, kinds)]
     return [name for name in layers if name != "Module" and not re.search(rf"`{name}(Config)?\b", text)]
 
 
@@ -47,6 +59,7 @@ def test_the_page_of_layers_has_them_all():
     text = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
     assert layers_not_named(text) == []
     assert layers_not_named(text.replace("`GruConfig(", "`gone(").replace("`Mish`", "")) == ["Gru", "Mish"]
+    assert layers_not_named(text.replace("`Ones`", "")) == ["Ones"]
 
 
 def test_the_readme_s_code_runs_and_its_training_step_learns():

@@ -69,4 +69,4 @@ def test_core_dependencies_are_the_three():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = [dependency.partition(">")[0] for dependency in project["dependencies"]]
     assert names == ["numpy", "ml_dtypes", "msgpack"]
-    assert {"cuda13", "cuda12", "mpi", "examples", "test", "lint", "docs"} <= set(project["optional-dependencies"])
+    assert {"cuda13", "cuda12", "mpi", "safetensors", "examples", "test", "lint", "docs"} <= set(project["optional-dependencies"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from ruda_autodiff import Autodiff
 
 def drawn(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def draw(rng, *shape, dtype: Any = np.float32, device=None):
+    return rt.tensor(rng.standard_normal(shape), dtype=dtype, device=device or rt.Cpu())
 
 
 def host(x):

@@ -4,7 +4,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,8 @@ from ruda_nn.attention import MultiHeadAttention, MultiHeadAttentionConfig
 from ruda_nn.cache import KeyValueCache
 from ruda_nn.initializers import Constant
 from ruda_nn.positions import RotaryConfig
+
+from ._layers import draw
 
 BASE = MultiHeadAttentionConfig(d_model=8, n_heads=4)
 KINDS = {
@@ -33,10 +34,6 @@ def with_biases(layer, rng):
     """Fresh biases are 0, which would hide a mistake in them."""
     fresh = lambda p: p.like(rt.tensor(rng.standard_normal(p.shape), dtype=p.dtype, device=p.device)._data)
     return layer.map(lambda p: p if p.ndim > 1 else fresh(p))
-
-
-def draw(rng, *shape, dtype: Any = np.float32, device=None):
-    return rt.tensor(rng.standard_normal(shape), dtype=dtype, device=device or rt.Cpu())
 
 
 def projections(layer):

@@ -100,6 +100,7 @@ def test_a_field_that_is_declared_a_buffer_is_one():
 def test_the_walker_tells_buffers_from_parameters(device):
     model = counter(device)
     assert model.paths() == ["weight"] and model.num_params() == 2 and len(model.params()) == 1
+    assert model.devices() == [device] and Sequential(rt.relu).devices() == []
     assert [path for path, _ in model.named_buffers()] == ["calls", "more.same", "more.own"]
     state = model.state_dict()
     assert list(state) == ["weight", "calls", "more.same", "more.own"]
@@ -239,6 +240,8 @@ def test_an_update_costs_no_wait_for_the_device(device, monkeypatch):
     monkeypatch.setattr(backend, "to_host", refuse)
     model(x)
     model(x)
+    with pytest.raises(AssertionError, match="a copy to the host"):
+        stats(model)
 
 
 @pytest.mark.parametrize("config", [AdamConfig(), SgdConfig()])

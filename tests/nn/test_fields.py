@@ -197,3 +197,37 @@ def test_modules_may_be_generic_or_abstract():
     assert Box[Real](Real(3))(x).tolist() == Real(width=3)(x).tolist() == [6.0]
     with pytest.raises(TypeError, match="abstract"):
         Plan(3)  # pyright: ignore[reportAbstractUsage]
+
+
+class Measured(Config):
+    count: int = 2
+    rate: float = 0.5
+    share: float = 0.5
+    exact: bool = False
+    other: bool = True
+
+    def check(self):
+        self.require_count("count", low=2)
+        self.require_number("rate", open=True)
+        self.require_within("share", 1.0)
+        self.require_bools()
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad", "allowed"),
+    [
+        ("count", [2, np.int64(3)], [1, 2.0, True, "2", None], "an integer >= 2"),
+        ("rate", [1e-9, 3, np.float32(1)], [0.0, -1, np.inf, np.nan, 10**400, True, "1"], "a finite number > 0"),
+        ("share", [1, 1e-9], [0.0, 1.001, np.nan, True], r"a number in \(0, 1\]"),
+        ("exact", [True], [0, None, "False", np.bool_(True)], "True or False"),
+        ("other", [False], [1], "True or False"),
+    ],
+)
+def test_settings_are_refused_by_field_value_and_range(field, good, bad, allowed):
+    for value in good:
+        Measured(**{field: value}).check()
+    for value in bad:
+        with pytest.raises(ValueError, match=rf"^Measured: {field}=.* is not allowed; give {allowed}$"):
+            Measured(**{field: value}).check()
+    if field == "exact":
+        Measured(exact=None).require_bools("other")  # type: ignore[arg-type]

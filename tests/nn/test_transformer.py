@@ -26,6 +26,8 @@ from ruda_nn.transformer import (
     TransformerEncoderLayerConfig,
 )
 
+from ._layers import draw
+
 SMALL = {"d_model": 8, "n_heads": 2, "d_ff": 12, "dropout": 0.0}
 KINDS = {
     "post-norm": {},
@@ -36,10 +38,6 @@ KINDS = {
     "separate": {"activation": "silu", "fused_qkv": False, "final_norm": True},
 }  # fmt: skip
 EXTRA = {k: {name: v for name, v in kind.items() if name != "final_norm"} for k, kind in KINDS.items()}
-
-
-def draw(rng, *shape, dtype: Any = np.float32, device=None):
-    return rt.tensor(rng.standard_normal(shape), dtype=dtype, device=device or rt.Cpu())
 
 
 def shaken(model, rng):

@@ -123,3 +123,8 @@ REFERENCES: dict[str, Callable] = {
     "RmsPropConfig": rmsprop,
     "AdanConfig": adan,
 }
+
+
+def rates(scheduler, count):
+    """What the next calls of a schedule return."""
+    return [scheduler.step() for _ in range(count)]

@@ -24,8 +24,17 @@ from ruda_optim import (
     SgdConfig,
 )  # fmt: skip
 from ruda_optim import buckets as room
+from ruda_tensor.kernels.gate import use_fused
 
 from ._helpers import give, param
+
+
+@pytest.fixture(autouse=True)
+def no_kernels():
+    """Where a kernel updates all parameters there are no buckets; tests/kernels/test_together.py compares the two."""
+    with use_fused(False):
+        yield
+
 
 SHAPES = [(), (0,), (1,), (3, 5), (17,), (2, 3, 4), (0, 3), (130,), (7, 1)]
 

@@ -15,6 +15,7 @@ from ruda_optim import (
     GradientsAccumulator,
     GradientsParams,
     GradScaler,
+    LBFGSConfig,
     LinearLrSchedulerConfig,
     MuonAdamWConfig,
     SgdConfig,
@@ -159,6 +160,7 @@ def test_what_step_refuses_by_itself_leaves_the_cycle_as_it_was():
     twice = Fp32MasterOptimizer(SgdConfig().build()).with_gradient_scale(2.0).init()
     for call, kind, message in (
         (lambda: scaler.step(SgdConfig(), 0.5, model, gradients), TypeError, "SgdConfig"),
+        (lambda: scaler.step(LBFGSConfig().init(), 0.5, model, gradients), TypeError, "LBFGS takes a closure"),
         (lambda: scaler.step(optimizer, 0.5, gradients, model), TypeError, "Module"),
         (lambda: scaler.step(optimizer, 0.5, model, GradientsParams()), ValueError, "no gradient"),
         (lambda: scaler.step(optimizer, 0.5, model, give((stranger.x, [1.0]))), ValueError, "no gradient"),

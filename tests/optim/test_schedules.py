@@ -10,11 +10,7 @@ from ruda_nn import RecordMismatch
 from ruda_optim import SgdConfig, StepLrSchedulerConfig
 from ruda_record import RecorderError
 
-from ._helpers import give, point
-
-
-def rates(scheduler, count):
-    return [scheduler.step() for _ in range(count)]
+from ._helpers import give, point, rates
 
 
 def test_golden_and_contract_33():

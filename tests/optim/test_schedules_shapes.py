@@ -24,6 +24,8 @@ from ruda_optim import (
 )
 from ruda_record import BinFileRecorder, RecorderError
 
+from ._helpers import rates
+
 LINEAR = LinearLrSchedulerConfig(0.5, 0.1, 4)
 COSINE = CosineAnnealingLrSchedulerConfig(0.5, 4, min_lr=0.1)
 EXPONENTIAL = ExponentialLrSchedulerConfig(0.5, 0.9)
@@ -41,10 +43,6 @@ ALL = {
     "composed": ComposedLrSchedulerConfig((LINEAR, EXPONENTIAL), "avg"),
     "nested": ComposedLrSchedulerConfig((LINEAR, ComposedLrSchedulerConfig((NOAM, COSINE), "sum"))).with_warmup(2),
 }
-
-
-def rates(scheduler, count):
-    return [scheduler.step() for _ in range(count)]
 
 
 def values(config, count):

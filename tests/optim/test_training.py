@@ -344,10 +344,11 @@ def test_wrong_arguments_are_type_errors():
     for call, message in (
         (lambda: TrainingRecord.capture(optimizer, model, scheduler, accumulator), "expected a Module first"),
         (lambda: TrainingRecord.capture(model, None, scheduler, accumulator), "expected an optimizer"),
-        (lambda: TrainingRecord.capture(model, optimizer, 0.1, accumulator), "expected a schedule"),
+        (lambda: TrainingRecord.capture(model, optimizer, 0.1, accumulator), r"a schedule .*Config\(0\.1\)\.init\(\)"),
         (lambda: TrainingRecord.capture(model, optimizer, scheduler, accumulator.grads()), "expected a GradientsAccumulator"),
         (lambda: record.save("path", "x"), "expected a recorder"),
         (lambda: TrainingRecord.load(None, "x"), "expected a recorder"),
+        (lambda: record.save(BinBytesRecorder, "x"), r"takes no path: blob = recorder\.save\(record\.data\)"),
         (lambda: record.restore(optimizer, model, scheduler), "expected a Module first"),
     ):
         with pytest.raises(TypeError, match=message):

@@ -1,6 +1,7 @@
 """Comparing to the last bit, and making records that no recorder would write."""
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from typing import Any
@@ -54,3 +55,8 @@ def entry(dtype: str, shape: Any, offset: int, nbytes: int, crc: int = 0) -> lis
 def forge_arrays(arrays: dict[str, list[Any]], data: bytes = b"") -> bytes:
     """A record of a dict of forged entries, over a data area."""
     return forge(header(msgpack.packb(arrays)), data)
+
+
+def read(kind, blob: bytes):
+    """What a recorder of this kind finds in the bytes of a file."""
+    return kind()._read(io.BytesIO(blob), len(blob))[0]

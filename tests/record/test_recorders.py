@@ -41,7 +41,7 @@ from ruda_record import (
 )
 from ruda_record.encode import Encoder
 
-from ._helpers import assert_same
+from ._helpers import assert_same, read
 from .test_golden import DATA as GOLDEN
 from .test_round_trip import plain_data
 
@@ -63,10 +63,6 @@ def in_memory(kind, data, options=FullPrecisionSettings) -> bytes:
     file = io.BytesIO()
     kind(options)._write(file, Encoder(data, kind(options).settings))
     return file.getvalue()
-
-
-def read(kind, blob: bytes):
-    return kind()._read(io.BytesIO(blob), len(blob))[0]
 
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.suffix)

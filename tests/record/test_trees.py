@@ -15,13 +15,9 @@ import pytest
 from ruda_record import NamedMpkFileRecorder, PrettyJsonFileRecorder, RecorderError
 from ruda_record.encode import Encoder
 
-from ._helpers import assert_same
+from ._helpers import assert_same, read
 
 FRONT = {"format": "ruda record", "version": 1, "precision": "full"}
-
-
-def read(kind, blob: bytes):
-    return kind()._read(io.BytesIO(blob), len(blob))[0]
 
 
 def mpk(data: bytes, **changed: object) -> bytes:

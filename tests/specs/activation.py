@@ -30,6 +30,8 @@ SMOOTH = [
     Spec("gelu", lambda x: rt.gelu(x), draws(uniform(-3.0, 3.0)), lambda x: x * sp.ndtr(x), tag="0-d"),
     Spec("gelu", lambda x: rt.gelu(x, approximate="tanh"), near, gelu_tanh, tag="tanh"),
     Spec("silu", lambda x: rt.silu(x), near, lambda x: x * sp.expit(x)),
+    Spec("silu_mul", lambda x, y: rt.silu_mul(x, y), draws(uniform(-3.0, 3.0, 3, 4), uniform(-3.0, 3.0, 3, 4)),
+         lambda x, y: x * sp.expit(x) * y),
     Spec("mish", lambda x: rt.mish(x), near, lambda x: x * np.tanh(softplus(x))),
 ]
 

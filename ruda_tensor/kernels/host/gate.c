@@ -49,6 +49,13 @@ EACH(silu)
 EACH(gelu_tanh)
 EACH(gelu)
 
+/* x where y > 0, and 0 elsewhere. */
+void keep_positive(const float *x, const float *y, float *out, int64_t n) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(out + i, choose(load(y + i) > all(0), load(x + i), all(0)));
+    for (; i < n; i++) out[i] = y[i] > 0 ? x[i] : 0;
+}
+
 void exp_values(const float *x, float *out, int64_t n) {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) store(out + i, exponential(load(x + i)));

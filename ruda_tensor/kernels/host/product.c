@@ -6,37 +6,29 @@
  */
 #include "vector.h"
 
+int64_t usable(void) {
+#if defined(__AVX512F__)
+    return 1;
+#else
+    return 0; /* with narrower vectors OpenBLAS is as fast */
+#endif
+}
+
 #if defined(__AVX512F__)
 #define ROWS 8
-#else
-#define ROWS 4
-#endif
 #define WIDE 3
-#define DEPTH 192 /* a panel of b takes 36 KiB with the widest vectors, which stay in the first cache */
-#define TALL 512  /* rows of a that are read again for each panel, from the second cache */
+#define DEPTH 256
+#define AHEAD 16 /* rows that are asked for before they are needed: each is on a few lines of its own */
+#define TALL 256 /* rows of a that are read again for each panel, from the second cache */
 
 typedef struct {
-    int64_t m, n, k, a_row, a_step, b_step, b_column, out_row; /* how many floats apart, and one of each pair is 1 */
+    int64_t m, n, k, a_row, a_step, b_step, b_column; /* how many floats apart: for each matrix, one of the two is 1 */
 } Sizes;
 
 /* The first n floats, all if there are more, and 0 in the other lanes. */
-INLINE vf load_some(const float *p, int64_t n) {
-    if (n >= LANES) return load(p);
-#if defined(__AVX512F__)
-    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
-#else
-    return load_part(p, n, 0);
-#endif
-}
-
-INLINE void store_some(float *p, vf v, int64_t n) {
-    if (n >= LANES) store(p, v);
-#if defined(__AVX512F__)
-    else _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
-#else
-    else store_part(p, v, n);
-#endif
-}
+INLINE __mmask16 first(int64_t n) { return lanes_below(n < LANES ? n : LANES); }
+INLINE vf load_some(const float *p, int64_t n) { return (vf)_mm512_maskz_loadu_ps(first(n), p); }
+INLINE void store_some(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
 
 typedef struct {
     const float *a, *b, *bias;
@@ -54,13 +46,17 @@ INLINE void tile(const Tile *t, const int R, const int V, const int TURNED, cons
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < V; j++) sums[i][j] = all(0);
+        for (int j = 0; j < V; j++) {
+            sums[i][j] = all(0);
+            __builtin_prefetch(t->out + i * t->out_row + (j + 1) * LANES - 1, 1);
+        }
     for (int64_t k = 0; k < depth; k++) {
         vf row[WIDE];
 #pragma GCC unroll 4
         for (int j = 0; j < V; j++) {
             row[j] = load(b + j * LANES);
             if (COPY) store(panel + j * LANES, row[j]);
+            if (COPY) __builtin_prefetch(b + AHEAD * b_step + j * LANES);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < R; i++) {
@@ -68,79 +64,78 @@ INLINE void tile(const Tile *t, const int R, const int V, const int TURNED, cons
 #pragma GCC unroll 4
             for (int j = 0; j < V; j++) sums[i][j] += x * row[j];
         }
+        if (TURNED) __builtin_prefetch(a + AHEAD * apart);
         if (TURNED) a += apart;
         b += b_step;
         if (COPY) panel += V * LANES;
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < V; j++) {
-            float *to = t->out + i * t->out_row + j * LANES;
-            const int64_t some = t->columns - j * LANES;
-            vf sum = sums[i][j];
-            if (t->add) sum = load_some(to, some) + sum;
-            if (t->bias) sum += load_some(t->bias + j * LANES, some);
-            store_some(to, sum, some);
+    for (int j = 0; j < V; j++) {
+        float *to = t->out + j * LANES;
+        const int64_t some = t->columns - j * LANES;
+        const vf bias = t->bias ? load_some(t->bias + j * LANES, some) : all(0);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; i++, to += t->out_row) {
+            const vf sum = t->add ? load_some(to, some) + sums[i][j] : sums[i][j];
+            store_some(to, t->bias ? sum + bias : sum, some);
         }
-}
-
-/* All tiles of a panel, from the top down. */
-INLINE void tiles(Tile t, int64_t rows, int copy, const int V, const int TURNED) {
-    int64_t i = 0, step = TURNED ? 1 : t.a_row;
-    for (; i < rows;) {
-        const int64_t few = rows - i;
-        int64_t done = few >= ROWS ? ROWS : few >= 2 ? 2 : 1;
-        if (few >= ROWS && copy) {
-            tile(&t, ROWS, V, TURNED, 1);
-            t.b = t.panel, t.b_step = V * LANES, copy = 0;
-        } else if (few >= ROWS) tile(&t, ROWS, V, TURNED, 0);
-        else if (few >= 2) tile(&t, 2, V, TURNED, 0);
-        else tile(&t, 1, V, TURNED, 0);
-        t.a += done * step, t.out += done * t.out_row, i += done;
     }
 }
 
-INLINE void panel_of(int64_t vectors, Tile t, int64_t rows, int copy, const int TURNED) {
-    if (vectors == 3) tiles(t, rows, copy, 3, TURNED);
-    else if (vectors == 2) tiles(t, rows, copy, 2, TURNED);
-    else tiles(t, rows, copy, 1, TURNED);
+/* Functions of their own, since compilers run out of registers where several of these loops share one. */
+#define TILE(R, V, TURNED, COPY)                                                                                       \
+    static __attribute__((noinline)) void tile_##R##_##V##_##TURNED##_##COPY(const Tile *t) { tile(t, R, V, TURNED, COPY); }
+#define WIDTHS(R, TURNED, COPY) TILE(R, 1, TURNED, COPY) TILE(R, 2, TURNED, COPY) TILE(R, 3, TURNED, COPY)
+#define TILES(R, COPY) WIDTHS(R, 0, COPY) WIDTHS(R, 1, COPY)
+#define NAME(R, V, TURNED, COPY) tile_##R##_##V##_##TURNED##_##COPY
+#define NAMES(R, TURNED, COPY) {NAME(R, 1, TURNED, COPY), NAME(R, 2, TURNED, COPY), NAME(R, 3, TURNED, COPY)}
+TILES(8, 1) TILES(8, 0) TILES(4, 0) TILES(2, 0) TILES(1, 0)
+static const struct {
+    int64_t rows;
+    void (*of[2][3])(const Tile *); /* by the order of a and the vectors */
+} copying = {8, {NAMES(8, 0, 1), NAMES(8, 1, 1)}}, heights[] = {
+    {8, {NAMES(8, 0, 0), NAMES(8, 1, 0)}}, {4, {NAMES(4, 0, 0), NAMES(4, 1, 0)}},
+    {2, {NAMES(2, 0, 0), NAMES(2, 1, 0)}}, {1, {NAMES(1, 0, 0), NAMES(1, 1, 0)}},
+};
+
+static void down(Tile *t, int64_t rows) { t->a += rows * t->a_row, t->out += rows * t->out_row; }
+
+/* All tiles of a panel, from the top down. */
+static void tiles(Tile t, int64_t rows, int64_t vectors, int turned, int copy) {
+    if (copy && rows > ROWS) {
+        copying.of[turned][vectors - 1](&t);
+        down(&t, ROWS);
+        t.b = t.panel, t.b_step = vectors * LANES, rows -= ROWS;
+    }
+    for (int h = 0; rows; h++)
+        for (; rows >= heights[h].rows; rows -= heights[h].rows) {
+            heights[h].of[turned][vectors - 1](&t);
+            down(&t, heights[h].rows);
+        }
 }
 
 /* Copy rows of b, padded with zeros to whole vectors. */
 static void pack(float *to, int64_t vectors, const float *b, int64_t b_step, int64_t depth, int64_t columns) {
     for (int64_t k = 0; k < depth; k++, b += b_step)
-        for (int64_t j = 0; j < vectors; j++, to += LANES) {
-            const int64_t some = columns - j * LANES;
-            store(to, load_some(b + j * LANES, some));
-        }
+        for (int64_t j = 0; j < vectors; j++, to += LANES) store(to, load_some(b + j * LANES, columns - j * LANES));
 }
 
-#if defined(__AVX512F__)
 /* Exchange the blocks beside the diagonal, of 8 by 8 to 1 by 1: what was a row becomes a column. */
 INLINE void turn(vf *rows) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 4
     for (int h = LANES / 2; h; h /= 2) {
-        const vi high = (lane & h) != 0, first = (~high & lane) | (high & (lane - h + LANES)),
-                 second = (~high & (lane + h)) | (high & (lane + LANES));
+        const vi high = (lane & h) != 0, upper = (~high & lane) | (high & (lane - h + LANES)),
+                 lower = (~high & (lane + h)) | (high & (lane + LANES));
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
             if (i & h) continue;
             const __m512 a = (__m512)rows[i], b = (__m512)rows[i + h];
-            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)first, b);
-            rows[i + h] = (vf)_mm512_permutex2var_ps(a, (__m512i)second, b);
+            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)upper, b);
+            rows[i + h] = (vf)_mm512_permutex2var_ps(a, (__m512i)lower, b);
         }
     }
 }
-#else
-INLINE void turn(vf *rows) {
-    float copy[LANES][LANES];
-    memcpy(copy, rows, sizeof copy);
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < LANES; j++) ((float *)rows)[i * LANES + j] = copy[j][i];
-}
-#endif
 
 /* Copy b, whose columns lie side by side in memory, as rows; up to LANES - 1 rows of zeros follow. */
 static void pack_turned(float *to, int64_t vectors, const float *b, int64_t b_column, int64_t depth, int64_t columns) {
@@ -158,29 +153,28 @@ static void pack_turned(float *to, int64_t vectors, const float *b, int64_t b_co
         }
 }
 
-/* out = a b + bias for rows `top` to `bottom` and columns `left` to `right`; `bias` may be missing. */
-void product(const Sizes *s, const float *a, const float *b, const float *bias, float *out, int64_t top, int64_t bottom,
-             int64_t left, int64_t right) {
-    float panel[(DEPTH + LANES) * WIDE * LANES] __attribute__((aligned(64)));
+/* out = a b, plus the row `bias` where there is one. */
+void product(const Sizes *s, const float *a, const float *b, const float *bias, float *out) {
+    float panel[DEPTH * WIDE * LANES] __attribute__((aligned(64)));
     const int64_t blocks = (s->k + DEPTH - 1) / DEPTH, each = blocks ? (s->k + blocks - 1) / blocks : 1;
     const int64_t depth = (each + LANES - 1) / LANES * LANES;
-    for (int64_t i = top; i < bottom; i += TALL)
+    for (int64_t i = 0; i < s->m; i += TALL)
         for (int64_t k = 0; k < s->k; k += depth)
-            for (int64_t j = left, vectors; j < right; j += vectors * LANES) {
-                const int64_t rows = bottom - i < TALL ? bottom - i : TALL, count = (right - j + LANES - 1) / LANES;
-                vectors = count == 3 || count > 4 ? 3 : count == 1 ? 1 : 2;
-                Tile t = {.a_row = s->a_row, .a_step = s->a_step, .out_row = s->out_row, .add = k > 0, .panel = panel};
-                t.a = a + i * s->a_row + k * s->a_step, t.out = out + i * s->out_row + j;
-                t.depth = s->k - k < depth ? s->k - k : depth, t.columns = right - j;
+            for (int64_t j = 0, vectors; j < s->n; j += vectors * LANES) {
+                const int64_t rows = s->m - i < TALL ? s->m - i : TALL, count = (s->n - j + LANES - 1) / LANES;
+                vectors = count == 3 || count > 4 ? 3 : count == 1 ? 1 : 2; /* four are two and two */
+                Tile t = {.a_row = s->a_row, .a_step = s->a_step, .out_row = s->n, .add = k > 0, .panel = panel};
+                t.a = a + i * s->a_row + k * s->a_step, t.out = out + i * s->n + j;
                 t.b = b + k * s->b_step + j * s->b_column, t.b_step = s->b_step;
+                t.depth = s->k - k < depth ? s->k - k : depth, t.columns = s->n - j;
                 t.bias = bias && k + depth >= s->k ? bias + j : 0;
-                int copy = 1;
-                if (s->b_column != 1 || t.columns < vectors * LANES) {
-                    if (s->b_column != 1) pack_turned(panel, vectors, t.b, s->b_column, t.depth, t.columns);
-                    else pack(panel, vectors, t.b, s->b_step, t.depth, t.columns);
-                    t.b = panel, t.b_step = vectors * LANES, copy = 0;
-                } 
-                if (s->a_step == 1) panel_of(vectors, t, rows, copy, 0);
-                else panel_of(vectors, t, rows, copy, 1);
+                const int beside = s->b_column == 1, copy = beside && t.columns >= vectors * LANES;
+                if (!copy) {
+                    if (beside) pack(panel, vectors, t.b, s->b_step, t.depth, t.columns);
+                    else pack_turned(panel, vectors, t.b, s->b_column, t.depth, t.columns);
+                    t.b = panel, t.b_step = vectors * LANES;
+                }
+                tiles(t, rows, vectors, s->a_step != 1, copy);
             }
 }
+#endif

@@ -12,23 +12,6 @@ INLINE void soon(const float *p) { __builtin_prefetch(p); }
 
 INLINE float sum_of_chains(const vf *sums) { return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])); }
 
-static float largest(const float *x, int64_t n) {
-    int64_t j;
-    vf top = all(-INFINITY), next = top;
-    for (j = 0; j + 2 * LANES <= n; j += 2 * LANES) {
-        top = larger(top, load(x + j));
-        next = larger(next, load(x + j + LANES));
-    }
-    for (; j + LANES <= n; j += LANES) top = larger(top, load(x + j));
-    if (j < n) next = larger(next, load_part(x + j, n - j, -INFINITY));
-    float best = -INFINITY;
-    for (int i = 0; i < LANES; i++) {
-        best = best < top[i] || top[i] != top[i] ? top[i] : best;
-        best = best < next[i] || next[i] != next[i] ? next[i] : best;
-    }
-    return best;
-}
-
 /* Write exp(x - top) and return the sum. */
 static float exponentials(const float *x, float *out, int64_t n, float top) {
     int64_t j = 0;
@@ -45,7 +28,7 @@ static float exponentials(const float *x, float *out, int64_t n, float top) {
         sums[0] += e;
     }
     if (j < n) {
-        vf e = exponential_below(load_part(x + j, n - j, -INFINITY) - c);
+        vf e = exponential_below(part_minus(x + j, n - j, c));
         store_part(out + j, e, n - j);
         sums[1] += e;
     }

@@ -1,0 +1,167 @@
+"""Sgd, Adam and AdamW on a GPU: one launch updates all parameters of a group, with the bits of the rule.
+
+The kernel reads gradients and writes parameters where they lie, so nothing is gathered in buckets. It unscales, clips
+the global norm and keeps float32 masters on the way; what it does not know (another rule, clipping of another kind,
+numbers beyond float32) is left to the rule itself.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ruda_nn import Param
+from ruda_tensor.dtypes import FLOAT32, FLOAT64, HALF
+from ruda_tensor.kernels.optimizer import (
+    Entry,
+    Numbers,
+    Shape,
+    accepts,
+    adam_numbers,
+    gradient_report,
+    sgd_numbers,
+    takes,
+    update,
+)
+from ruda_tensor.tensor import Tensor
+
+from .buckets import own_array, own_state
+from .rules import Adam, AdamW, Rule, Sgd
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Parts(NamedTuple):
+    """How a rule comes apart for the kernel.
+
+    `rule` is the one inside, with its state under the name `inner` (None: the state itself) beside the float32 master
+    under the name `master`, where there is one. Gradients are divided by `unscale` and then multiplied by `scale`.
+    """
+
+    rule: Any
+    inner: str | None = None
+    master: str | None = None
+    unscale: float = 1.0
+    scale: float = 1.0
+
+
+def parts_of(rule: Any) -> Parts | None:
+    """Return the parts of a rule that the kernel computes, else None.
+
+    >>> from ruda_optim import AdamWConfig, AdanConfig
+    >>> parts_of(AdamWConfig().build()).rule, parts_of(AdanConfig().build())
+    (AdamW, None)
+    """
+    if type(rule) in (Sgd, Adam, AdamW):
+        return None if _clips_each(rule) else Parts(rule)
+    parts = getattr(rule, "parts", None)
+    return None if parts is None else parts()
+
+
+def _clips_each(rule: Any) -> bool:
+    """Whether gradients are clipped one by one: the optimizer sees to their global norm."""
+    return rule.clipping is not None and rule.clipping.kind != "global_norm"
+
+
+def unscaled(inverse: float, clip: float) -> tuple[float, float] | None:
+    """Return (unscale, scale) that give the bits of multiplying by two factors in turn, where there are such.
+
+    >>> unscaled(0.25, 0.5), unscaled(0.3, 1.0), unscaled(0.3, 0.5)
+    ((4.0, 0.5), (1.0, 0.3), None)
+    """
+    if math.frexp(inverse)[0] == 0.5:  # a power of two: dividing by its reciprocal is exact
+        return 1.0 / inverse, clip
+    return (1.0, inverse) if clip == 1.0 else None
+
+
+def shape_of(rule: Any) -> Shape:
+    """Return which update a rule is."""
+    c = rule.config
+    if isinstance(rule, Sgd):
+        return Shape("sgd", bool(c.weight_decay), bool(c.momentum), bool(c.nesterov and c.momentum))
+    if isinstance(rule, AdamW):
+        return Shape("adamw", amsgrad=bool(c.amsgrad), cautious=bool(c.cautious_weight_decay))
+    return Shape("adam", bool(c.weight_decay), amsgrad=bool(c.amsgrad))
+
+
+def numbers_of(rule: Any, lr: float, time: int, unscale: float = 1.0) -> Numbers | None:
+    """Return the numbers of update `time`, or None where float32 does not hold them."""
+    c = rule.config
+    if isinstance(rule, Sgd):
+        numbers = sgd_numbers(lr, time, c.momentum, c.dampening, c.weight_decay, unscale)
+    else:
+        numbers = adam_numbers(lr, time, c.betas, c.eps, c.weight_decay, rule.decoupled, unscale)
+    fits = all(abs(x) <= _LARGEST for x in vars(numbers).values())
+    return numbers if fits else None
+
+
+def first_state(rule: Any, xp: Any, p: Any) -> dict[str, Any]:
+    """Return the first state of a parameter: a bare rule computes in float32, a wrapper looks at what is stored."""
+    return rule.start(xp, p.astype(FLOAT32) if p.dtype in HALF and isinstance(rule, Rule) else p)
+
+
+def update_together(
+    optimizer: Any, lr: float, params: dict[str, Param], chosen: dict[str, Tensor], extra: dict[Any, tuple]
+) -> dict[str, Param]:
+    """Update what the kernel takes, and return id -> new parameter of those.
+
+    `extra` has what clipping the global norm multiplies gradients by, as a 0-d array on each device.
+    """
+    grouping, parts, batches = optimizer._grouping, {}, {}
+    for key, p in params.items():
+        number = grouping.of(key)
+        if number not in parts:
+            parts[number] = parts_of(grouping.rules[number])
+        part, g = parts[number], chosen[key]._data
+        if part is None or not p.device.launches or not takes(p.device.xp, p.dtype, g.dtype):
+            continue
+        with p.device.guard():
+            state = _state(optimizer, p)
+            inner = state if part.inner is None else state[part.inner]
+            time, rate = inner["time"] + 1, lr * grouping.scales[number]
+            numbers = numbers_of(part.rule, rate, time, part.unscale)
+            array, state = own_array(p), own_state(state)
+            g = g if g.flags.c_contiguous else p.device.xp.ascontiguousarray(g)
+            master = None if part.master is None else state.get(part.master)
+            entry = Entry(array, g, master, [inner[name] for name in part.rule.arrays])
+            if numbers is not None and accepts(p.device.xp, entry):
+                batches.setdefault((number, p.device, time), (numbers, []))[1].append((p, inner, entry))
+    new: dict[str, Param] = {}
+    for (number, device, time), (numbers, members) in batches.items():
+        part = parts[number]
+        scale = extra[device][0] if device in extra else part.scale
+        with device.guard():
+            update(device.xp, shape_of(part.rule), numbers, [entry for _, _, entry in members], scale=scale)
+        for p, inner, entry in members:
+            inner["time"] = time
+            new[p.id] = p.like(entry.p)
+    return new
+
+
+def norm_together(gradients: list[Tensor]) -> Any:
+    """Return the norm of all gradients, 0-d in float64 on their device, NaN where a number is not finite; None without kernels.
+
+    The squares are added in float32, so the norm is right to about 1e-6. Nothing waits.
+    """
+    device = gradients[0].device
+    if not device.launches or any(g.device != device for g in gradients):
+        return None
+    with device.guard():
+        xp = device.xp
+        report = gradient_report(xp, [g._data for g in gradients])
+        if report is None:
+            return None
+        bad, magnitude, squares = report.astype(FLOAT64)
+        return xp.asarray(xp.where(bad == 0.0, magnitude * xp.sqrt(squares), math.nan))
+
+
+def _state(optimizer: Any, p: Param) -> dict[str, Any]:
+    """Return the state of a parameter, in memory and in the dtype of its own; a new one before the first update."""
+    if p.id in optimizer._places:
+        optimizer._dissolve(optimizer._places[p.id][0])
+    optimizer._follow(p)
+    if p.id not in optimizer.states:
+        rule = optimizer._grouping.rules[optimizer._grouping.of(p.id)]
+        optimizer.states[p.id] = first_state(rule, p.device.xp, p._data)
+    return optimizer.states[p.id]
