@@ -8,7 +8,8 @@ import numpy as np
 from ...ops._parallel import BLOCK_BYTES, each_block
 from . import FLOAT32, SMALL, address, function
 
-QUERIES = 32  # as in attention.c
+BESIDE = 32  # queries, as in attention.c
+WIDEST = 16  # lanes of the widest vectors
 
 
 def _takes(xp: Any, q: Any, k: Any, *more: Any) -> bool:
@@ -21,12 +22,12 @@ def _takes(xp: Any, q: Any, k: Any, *more: Any) -> bool:
 
 def _sizes(q: Any, k: Any, v: Any, g: Any, causal: bool) -> tuple[Any, int]:
     """The struct of attention.c, and how many floats a block works in."""
-    heads, n = k.shape[1:3]
-    sizes = [heads, q.shape[1] // heads, q.shape[2], n, q.shape[3], v.shape[3], int(causal)]
+    heads = k.shape[1]
+    sizes = [heads, q.shape[1] // heads, q.shape[2], k.shape[2], q.shape[3], v.shape[3], int(causal)]
     for a in (q, k, v, g):
         sizes += [stride // 4 for stride in a.strides[:3]]
-    rows, d, e = (-(-size // 16) * 16 for size in (n, q.shape[3], v.shape[3]))
-    room = 2 * rows * (d + e) + rows * (q.shape[3] + v.shape[3]) + QUERIES * (2 * d + 2 * e + 2 * rows + 1)
+    n, d, e = k.shape[2], *(-(-size // WIDEST) * WIDEST for size in (q.shape[3], v.shape[3]))
+    room = BESIDE * (2 * d + 2 * e + 2 * n + max(d, e) + 2) + n * (d + e)
     return np.array(sizes, np.int64), room
 
 
