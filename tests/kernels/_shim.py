@@ -15,6 +15,8 @@ from ruda_tensor.kernels.launch import KernelError, first_error, substitute
 
 HEADER = Path(__file__).with_name("shim.hpp")
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+# RUDA_KERNELS=all: every example, dtype and architecture (minutes); else one of each kind, which leaves the rest to the GPU.
+ALL = os.environ.get("RUDA_KERNELS") == "all"
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
 ENTRY = """
 extern "C" const char* launch_{name}(const unsigned* shape, const char* packed, int order) {{
@@ -22,6 +24,11 @@ extern "C" const char* launch_{name}(const unsigned* shape, const char* packed, 
     return shim::launch({name}, shape, packed);
 }}
 """
+
+
+def digest(*parts: object) -> str:
+    """A name for what is made of these."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 class HostRuntime:
@@ -47,21 +54,42 @@ class HostRuntime:
         return array.ctypes.data
 
     def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
-        code = f'{HEADER.read_text()}\n{text}{ENTRY.format(name=name)}'
-        key = hashlib.sha256(f"{self.flags}{code}".encode()).hexdigest()[:24]
-        library = self.folder / f"{key}.so"
+        header = self.header()
+        code = f'#include "{header.name}"\n{text}{ENTRY.format(name=name)}'
+        library = self.folder / f"{digest(self.flags, code)}.so"
         if not library.exists():
-            source, made = self.folder / f"{key}.{os.getpid()}.cpp", self.folder / f"{key}.{os.getpid()}.so"
+            source = library.with_suffix(f".{os.getpid()}.cpp")
             source.write_text(code)
-            command = [str(COMPILER), *self.flags, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            problem = self.compile(source, library, *self.flags)
             source.unlink()
-            if done.returncode:
-                raise KernelError(f"the kernel {name} does not compile: {first_error(done.stderr)}")
-            os.replace(made, library)  # another process may be making the same
+            if problem:
+                raise KernelError(f"the kernel {name} does not compile: {problem}")
         function = getattr(ctypes.CDLL(str(library)), f"launch_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int], ctypes.c_char_p
         return function
+
+    def header(self) -> Path:
+        """shim.hpp, compiled ahead: half of the time of compiling a kernel."""
+        text = HEADER.read_text()
+        header = self.folder / f"{digest(self.flags, text)}.hpp"
+        ahead = header.with_suffix(".hpp.gch")
+        if not ahead.exists():
+            own = header.with_suffix(f".{os.getpid()}.hpp")
+            own.write_text(text)
+            problem = self.compile(own, ahead, *[flag for flag in self.flags if flag != "-shared"], "-x", "c++-header")
+            assert not problem, problem
+            os.replace(own, header)
+        return header
+
+    def compile(self, source: Path, target: Path, *flags: str) -> str | None:
+        """Compile to a file of this process's own first: another may be making the same. Returns what went wrong."""
+        made = target.with_suffix(f".{os.getpid()}.made")
+        command = [str(COMPILER), *flags, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            return first_error(done.stderr)
+        os.replace(made, target)
+        return None
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
         shape = (ctypes.c_uint * 4)(*grid, *block)

@@ -85,8 +85,9 @@ def test_strided_inputs_are_copied_and_agree(name, place):
     def strided(x):
         """The same numbers in every other place, backwards."""
         with place.guard():
-            wide = place.xp.repeat(x._data[..., ::-1], 2, axis=-1)
-            return rt.Tensor._wrap(wide[..., ::-2], place)
+            view = place.xp.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)[..., ::-2]
+            view[...] = x._data
+            return rt.Tensor._wrap(view, place)
 
     found, ahead, _ = run(case, [strided(x) for x in tensors])
     assert set(ahead) == set(case.forward)

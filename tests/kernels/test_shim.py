@@ -10,7 +10,7 @@ from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from . import _cases as cases
 from . import _special
-from ._shim import COMPILER, on_shim
+from ._shim import ALL, COMPILER, on_shim
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to run the CUDA sources with")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -19,7 +19,7 @@ SHIFTS = st.sampled_from([0, 0, 1, 3])
 DTYPES = st.sampled_from(cases.DTYPES)
 # One width of each plan: lanes to spare, tails, one and several vectors per thread, a whole block, rows read again.
 WIDTHS = st.sampled_from([1, 3, 8, 32, 67, 128, 264, 1100])
-FEW = settings(max_examples=12)  # each width and dtype compiles its kernels
+FEW = settings(max_examples=12 if ALL else 3)  # each width and dtype compiles its kernels
 
 
 @pytest.fixture(autouse=True)
@@ -116,17 +116,20 @@ def test_column_sums(dtype, rows, n, shift, seed):
 
 
 # The longest rows of each kind: kept by a block, and too long for it (the plans are in ruda_tensor/kernels/plans.py).
-@pytest.mark.parametrize(("dtype", "n"), [(FLOAT64, 1025), (FLOAT32, 4104), (BFLOAT16, 8200), (BFLOAT16, 33000)], ids=str)
+LONG = [(FLOAT32, 4104), (BFLOAT16, 33000), *([(FLOAT64, 1025), (BFLOAT16, 8200)] if ALL else [])]
+
+
+@pytest.mark.parametrize(("dtype", "n"), LONG, ids=str)
 def test_long_rows(dtype, n, rng):
     xp = module()
-    cases.norm(xp, rng, dtype, 3, n)
-    cases.softmaxes(xp, rng, dtype, 2, n, log=False)
-    cases.softmaxes(xp, rng, dtype, 2, n, log=True)
-    cases.entropy(xp, rng, dtype, 2, n, weighted=True, smoothing=0.1)
+    cases.norm(xp, rng, dtype, 2, n)
+    cases.softmaxes(xp, rng, dtype, 1, n, log=False)
+    cases.softmaxes(xp, rng, dtype, 1, n, log=True)
+    cases.entropy(xp, rng, dtype, 1, n, weighted=True, smoothing=0.1)
     xp.check()
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32] if ALL else [FLOAT16], ids=str)
 def test_threads_in_the_other_order_give_the_same_bits(dtype, monkeypatch):
     from ._shim import RUNTIME
 
@@ -142,7 +145,7 @@ def test_threads_in_the_other_order_give_the_same_bits(dtype, monkeypatch):
     assert results() == before
 
 
-@pytest.mark.parametrize(("dtype", "n"), [(FLOAT32, 67), (BFLOAT16, 264), (FLOAT32, 5000)], ids=str)
+@pytest.mark.parametrize(("dtype", "n"), [(BFLOAT16, 264), (FLOAT32, 5000), *([(FLOAT32, 67)] if ALL else [])], ids=str)
 def test_special_values(dtype, n, rng):
     xp = module()
     _special.check(xp, dtype, n, rng)

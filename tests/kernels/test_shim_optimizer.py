@@ -11,7 +11,7 @@ from ruda_tensor.kernels import optimizer
 
 from . import _optimizers as cases
 from ._cases import Poisoned
-from ._shim import COMPILER, on_shim
+from ._shim import ALL, COMPILER, on_shim
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to run the CUDA sources with")
 
@@ -22,15 +22,18 @@ def shim():
         yield
 
 
-@pytest.mark.parametrize("name", cases.RULES)
-@pytest.mark.parametrize("layout", cases.LAYOUTS[:1] + cases.LAYOUTS[2:4], ids=lambda a: f"{a[0]}-{a[1]}-{a[2]}")
+# Other rules and layouts run in test_together.py, through the optimizers.
+PAIRS = [(name, layout) for name in cases.RULES for layout in cases.LAYOUTS if ALL or (name == "adamw" and layout[0] != FLOAT32)]
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS, ids=lambda a: a if isinstance(a, str) else f"{a[0]}-{a[1]}-{a[2]}")
 def test_updates_have_the_bits_of_the_plain_rule(name, layout, rng):
     xp = Poisoned(np)
     cases.steps(xp, rng, name, layout, [5, 2049, 1, 700])
     xp.check()
 
 
-@settings(max_examples=15)
+@settings(max_examples=15 if ALL else 5)
 @given(st.sampled_from(cases.LAYOUTS), st.lists(st.integers(0, 5000), min_size=1, max_size=20), st.integers(0, 3))
 def test_any_number_of_parameters_of_any_size(layout, sizes, shift):
     xp = Poisoned(np)
@@ -78,9 +81,9 @@ def test_numbers_in_device_memory_replace_those_of_the_call():
     assert one.p[0] == 1 - 0.5 * 0.5
 
 
-@settings(max_examples=25)
+@settings(max_examples=25 if ALL else 8)
 @given(
-    st.lists(st.integers(0, 40_000), min_size=1, max_size=12), st.sampled_from([FLOAT32, FLOAT16, BFLOAT16]),
+    st.lists(st.integers(0, 40_000 if ALL else 4_000), min_size=1, max_size=12), st.sampled_from([FLOAT32, FLOAT16, BFLOAT16]),
     st.sampled_from([1.0, 1e30, 1e-30, 3e38, 1e-37]), st.integers(0, 3), st.integers(0, 2**32),
 )  # fmt: skip
 def test_the_norm_neither_overflows_nor_underflows(sizes, dtype, scale, shift, seed):
@@ -90,10 +93,9 @@ def test_the_norm_neither_overflows_nor_underflows(sizes, dtype, scale, shift, s
     cases.report(Poisoned(np), gradients, shift=shift)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("place", [0, 31, 40_000, 69_999])
+@pytest.mark.parametrize(("value", "place"), [(np.inf, 0), (-np.inf, 31), (np.nan, 39_999), (np.nan, 40_000), (np.inf, 42_999)])
 def test_one_bad_number_is_seen_wherever_it_is(value, place, rng):
-    gradients = [rng.standard_normal(40_000).astype(np.float32), rng.standard_normal(30_000).astype(np.float32)]
+    gradients = [rng.standard_normal(40_000).astype(np.float32), rng.standard_normal(3_000).astype(np.float32)]
     gradients[place // 40_000][place % 40_000] = value
     assert cases.report(Poisoned(np), gradients)[0] == 1
 
