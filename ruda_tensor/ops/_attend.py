@@ -160,10 +160,11 @@ def attend_backward(
 
     Dao et al., "FlashAttention", 2022, appendix B.2 to B.4. The order of the blocks fixes the order of all sums.
     """
-    if mask is None and dropout is None:
+    plain = mask is None and dropout is None
+    if plain:
         compiled = attention.backward(xp, g, q, k, v, lse, scale=scale, causal=causal)
         if compiled is not None:
-            return *(grad if need else None for grad, need in zip(compiled, needs)), None
+            return (*(grad if need else None for grad, need in zip(compiled, needs)), None)
     dq, dk, dv = xp.zeros(q.shape, q.dtype), xp.zeros(k.shape, k.dtype), xp.zeros(v.shape, v.dtype)
     dmask = xp.zeros(mask.shape, q.dtype) if needs[3] else None
     k, v = _walkable(xp, k), _walkable(xp, v)
