@@ -73,6 +73,12 @@ class _Scaled(AdamW):
         super().__init__(config)
         self.factors, self.scratch = factors, 2
 
+    def compiled(self, lr: float, time: int, arrays: list[Any]) -> bool:
+        p, g, *states = arrays
+        for factor in self.factors:
+            g = g if factor == 1.0 else np.multiply(g, factor)
+        return self.at_once(lr, time, [p, g, *states])
+
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         plain, factors = super().kernel(lr, time), [f for f in self.factors if f != 1.0]
 

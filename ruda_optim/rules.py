@@ -103,8 +103,10 @@ class Rule:
     def update(self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any]) -> None:
         """Advance the state and change `p` in place."""
         state["time"] += 1
-        kernel = self.kernel(lr, state["time"])
         flat = [p.reshape(-1), xp.ascontiguousarray(g).reshape(-1), *[state[name].reshape(-1) for name in self.arrays]]
+        if xp is np and self.compiled(lr, state["time"], flat):
+            return
+        kernel = self.kernel(lr, state["time"])
 
         def body(block: slice) -> None:
             scratch = [xp.empty(block.stop - block.start, p.dtype) for _ in range(self.scratch)]
@@ -114,6 +116,10 @@ class Rule:
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+    def compiled(self, lr: float, time: int, arrays: list[Any]) -> bool:
+        """Change p and the state arrays of [p, g, *states] on all cores, if there is a compiled body; else return False."""
+        return False
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         """Return the body for update number `time`: `body(xp, p, g, *state arrays, *scratch)`, all flat, in place.
@@ -140,15 +146,20 @@ class Sgd(Rule):
         self.arrays = ("velocity",) if config.momentum else ()
         self.scratch = 2 if config.momentum and config.weight_decay else 1
 
+    def compiled(self, lr: float, time: int, arrays: list[Any]) -> bool:
+        """Update by update.c, unless a subclass has a kernel of its own."""
+        c = self.config
+        if type(self).kernel is not Sgd.kernel:
+            return False
+        constants = np.array([lr, c.weight_decay, c.momentum, 1.0 if time == 1 else 1.0 - c.dampening])
+        return update("sgd", np, arrays if c.momentum else (*arrays, None), constants, int(c.nesterov))
+
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         c = self.config
         decay, momentum = c.weight_decay, c.momentum
         keep = 1.0 if time == 1 else 1.0 - c.dampening
-        constants = np.array([lr, decay, momentum, keep])
 
         def body(xp: Any, p: Any, g: Any, *rest: Any) -> None:
-            if update("sgd", xp, (p, g, rest[0] if momentum else None), constants, int(c.nesterov)):
-                return
             t = rest[-1]
             if decay:
                 g = add_decay(xp, decay, p, g, rest[-2] if momentum else t)
@@ -186,20 +197,31 @@ class Adam(Rule):
         self.arrays = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if config.amsgrad else ()))
         self.scratch = 2 if config.weight_decay and not self.decoupled else 1
 
-    def kernel(self, lr: float, time: int) -> Callable[..., None]:
+    def _numbers(self, lr: float, time: int) -> tuple[float, float, float, float, bool]:
+        """What the bias corrections, the decays and their kind come to: rate, floor, shrink, coupled, cautious."""
         c = self.config
-        (b1, b2), eps, decay = c.betas, c.eps, c.weight_decay
-        root = math.sqrt(1.0 - b2**time)
-        rate, floor = lr * root / (1.0 - b1**time), eps * root
-        shrink = 1.0 - lr * decay if self.decoupled and decay else 1.0
-        coupled = 0.0 if self.decoupled else decay
+        root = math.sqrt(1.0 - c.betas[1] ** time)
+        shrink = 1.0 - lr * c.weight_decay if self.decoupled and c.weight_decay else 1.0
         cautious = self.decoupled and c.cautious_weight_decay and shrink != 1.0
+        coupled = 0.0 if self.decoupled else c.weight_decay
+        return lr * root / (1.0 - c.betas[0] ** time), c.eps * root, shrink, coupled, cautious
+
+    def compiled(self, lr: float, time: int, arrays: list[Any]) -> bool:
+        """Update by update.c, unless a subclass has a kernel of its own."""
+        return type(self).kernel is Adam.kernel and self.at_once(lr, time, arrays)
+
+    def at_once(self, lr: float, time: int, arrays: list[Any]) -> bool:
+        """Update by update.c, if it is there."""
+        c, (rate, floor, shrink, coupled, cautious) = self.config, self._numbers(lr, time)
+        b1, b2 = c.betas
         constants = np.array([b1, 1.0 - b1, b2, 1.0 - b2, floor, rate, shrink, coupled])
-        flags = int(c.amsgrad) + 2 * int(cautious)
+        return update("adam", np, arrays if c.amsgrad else (*arrays, None), constants, int(c.amsgrad) + 2 * int(cautious))
+
+    def kernel(self, lr: float, time: int) -> Callable[..., None]:
+        c, (rate, floor, shrink, coupled, cautious) = self.config, self._numbers(lr, time)
+        b1, b2 = c.betas
 
         def body(xp: Any, p: Any, g: Any, m: Any, v: Any, *rest: Any) -> None:
-            if update("adam", xp, (p, g, m, v, rest[0] if c.amsgrad else None), constants, flags):
-                return
             t = rest[-1]
             if coupled:
                 g = add_decay(xp, coupled, p, g, rest[-2])

@@ -22,7 +22,7 @@ FLOAT32 = np.dtype(np.float32)
 # Sums and exponentials may contract a * b + c; updates give the bits of the NumPy rules, so they may not.
 FLAGS = {"rows": ("-ffp-contract=fast",), "gate": ("-ffp-contract=fast",), "convolve": ("-ffp-contract=fast",),
          "attention": ("-ffp-contract=fast",), "product": ("-ffp-contract=fast",), "cross_entropy": ("-ffp-contract=fast",),
-         "update": ("-ffp-contract=off",)}  # fmt: skip
+         "update": ("-ffp-contract=off",), "pool": ("-pthread",)}  # fmt: skip
 _enabled = os.environ.get("RUDA_HOST_KERNELS", "1") != "0"
 _libraries: dict[str, Any] = {}
 _reasons: dict[str, str] = {}

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from ...ops._parallel import BLOCK_BYTES, each_block
+from ...ops._parallel import threads
 from . import FLOAT32, SMALL, address, function
+from .pool import run
 
 BESIDE = 32  # queries, as in attention.c
 WIDEST = 16  # lanes of the widest vectors
+PARTS = 4  # for each core, since they are not equally fast; each works in memory of its own
 
 
 def _takes(xp: Any, q: Any, k: Any, *more: Any) -> bool:
@@ -33,13 +35,10 @@ def _sizes(q: Any, k: Any, v: Any, g: Any, causal: bool) -> tuple[Any, int]:
 
 def _each(call: Any, units: int, room: int, scale: float, *arrays: Any) -> None:
     """Call it for every pair of batch and key head, on all cores."""
-    starts = [address(a) for a in arrays]
-
-    def body(block: slice) -> None:
-        scratch = np.empty(room, FLOAT32)
-        call(*starts, address(scratch), block.start, block.stop, scale)
-
-    each_block(np, units, BLOCK_BYTES, body)
+    first = np.arange(0, units, -(-units // (PARTS * threads())))
+    scratch = np.empty((len(first), room), FLOAT32)
+    last = np.append(first[1:], units)
+    run(call, *[address(a) for a in arrays], address(scratch) + 4 * room * np.arange(len(first)), first, last, number=scale)
 
 
 def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool) -> tuple[Any, Any] | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ops._parallel import each_block
 from . import FLOAT32, address, function
+from .pool import cut, run
 
 LONG = 64  # columns; shorter rows, such as those of a few classes, are no reason to wait for a compiler
 
@@ -24,13 +24,20 @@ def _takes(xp: Any, x: Any, *more: Any) -> bool:
 def _each(call: Any, arrays: tuple, row_bytes: int) -> bool:
     """Call it for blocks of rows of the arrays, all of one shape."""
     rows, n = arrays[0].shape
-    starts = [address(a) for a in arrays]
-
-    def body(block: slice) -> None:
-        call(*[start + block.start * n * 4 for start in starts], block.stop - block.start, n)
-
-    each_block(np, rows, row_bytes, body)
+    first, count = _blocks(rows, row_bytes)
+    run(call, *[address(a) + first * (n * 4) for a in arrays], count, n)
     return True
+
+
+def _blocks(rows: int, row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where blocks start, and how many rows each has."""
+    starts = cut(rows, row_bytes)
+    return starts[:-1], np.diff(starts)
+
+
+def _sums(sums: Any, first: np.ndarray, count: np.ndarray) -> Any:
+    """Where each block's sums go; 0 for nowhere."""
+    return np.array([address(sums(slice(a, a + n))) for a, n in zip(first.tolist(), count.tolist())]) if sums else 0
 
 
 def rowwise(symbol: str, xp: Any, *arrays: Any) -> bool:
@@ -46,13 +53,9 @@ def layer_forward(xp: Any, x: Any, w: Any, b: Any, out: Any, m: Any, shift: Any,
         return False
     rows, n = x.shape
     source, weight, bias, target, *columns = [address(a) for a in (x, w, b, out, m, shift, r)]
-
-    def body(block: slice) -> None:
-        at = block.start * n * 4
-        parts = [column + block.start * 4 for column in columns]
-        call(source + at, weight, bias, target + at, *parts, block.stop - block.start, n, eps)
-
-    each_block(np, rows, 4 * n, body)
+    first, count = _blocks(rows, 4 * n)
+    at, column = first * (n * 4), first * 4
+    run(call, source + at, weight, bias, target + at, *[c + column for c in columns], count, n, number=eps)
     return True
 
 
@@ -65,15 +68,10 @@ def layer_backward(
         return False
     rows, n = x.shape
     incoming, source, weight, target, *starts = [address(a) for a in (g, x, w, dx, *columns)]
-
-    def body(block: slice) -> None:
-        at = block.start * n * 4
-        part = address(sums(block)) if sums else 0
-        offsets = [start + block.start * 4 for start in starts]
-        call(incoming + at, source + at, weight, *offsets, target and target + at, part, part and part + 4 * n,
-             block.stop - block.start, n)  # fmt: skip
-
-    each_block(np, rows, 8 * n, body)
+    first, count = _blocks(rows, 8 * n)
+    at, column, part = first * (n * 4), first * 4, _sums(sums, first, count)
+    run(call, incoming + at, source + at, weight, *[c + column for c in starts], target and target + at, part,
+        part + 4 * n if sums else 0, count, n)  # fmt: skip
     return True
 
 
@@ -82,12 +80,9 @@ def rms_forward(xp: Any, x: Any, w: Any, out: Any, r: Any, eps: float) -> bool:
         return False
     rows, n = x.shape
     source, weight, target, column = [address(a) for a in (x, w, out, r)]
-
-    def body(block: slice) -> None:
-        at = block.start * n * 4
-        call(source + at, weight, target + at, column + block.start * 4, block.stop - block.start, n, eps)
-
-    each_block(np, rows, 4 * n, body)
+    first, count = _blocks(rows, 4 * n)
+    at = first * (n * 4)
+    run(call, source + at, weight, target + at, column + first * 4, count, n, number=eps)
     return True
 
 
@@ -97,12 +92,8 @@ def rms_backward(xp: Any, g: Any, x: Any, w: Any, r: Any, dx: Any, sums: Any) ->
         return False
     rows, n = x.shape
     incoming, source, weight, column, target = [address(a) for a in (g, x, w, r, dx)]
-
-    def body(block: slice) -> None:
-        at = block.start * n * 4
-        part = address(sums(block)) if sums else 0
-        call(incoming + at, source + at, weight, column + block.start * 4, target and target + at, part,
-             block.stop - block.start, n)  # fmt: skip
-
-    each_block(np, rows, 8 * n, body)
+    first, count = _blocks(rows, 8 * n)
+    at = first * (n * 4)
+    run(call, incoming + at, source + at, weight, column + first * 4, target and target + at,
+        _sums(sums, first, count), count, n)  # fmt: skip
     return True

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from . import FLOAT32, SMALL, address, function, loaded
+from .pool import run
 
 FLOAT64 = np.dtype(np.float64)
 SUFFIX = {FLOAT32: "float", FLOAT64: "double"}
+BLOCK = 1 << 15  # numbers, so that a matrix of some size is work for all cores
 KINDS = {"adam": "pppppnpn", "sgd": "pppnpn"}
 
 
@@ -28,5 +30,7 @@ def update(name: str, xp: Any, arrays: Sequence[Any], constants: Any, flags: int
     call = function("update", f"{name}_{SUFFIX[p.dtype]}", KINDS[name])
     if call is None:
         return False
-    call(*[address(a) for a in arrays], p.size, address(constants), flags)
+    first = np.arange(0, max(1, p.size), BLOCK)
+    count = np.minimum(p.size - first, BLOCK)
+    run(call, *[0 if a is None else address(a) + first * p.itemsize for a in arrays], count, address(constants), flags)
     return True

@@ -1,0 +1,41 @@
+"""Calls of a compiled body for many parts of its arrays, on all cores.
+
+The threads are of pool.c and wait for the next call in a loop, as those of a BLAS do: Python's would take longer to wake
+than most parts take. Parts are the same on any number of cores, and so are the bits.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from ...ops._parallel import BLOCK_BYTES, threads
+from . import address, function
+
+WIDTH = 14  # integers of a row, as in pool.c
+
+
+def cut(rows: int, row_bytes: int) -> np.ndarray:
+    """Where blocks of rows start, and `rows`: cache-sized, as those of `each_block`."""
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    return np.append(np.arange(0, rows, step), rows)
+
+
+def run(call: Any, *columns: Any, number: float = 0.0) -> None:
+    """Call a function for each row of its integer arguments, given as columns: arrays (one at least), or numbers for all.
+
+    `number` is the floating argument, behind the integers, of a function that has one.
+    """
+    count = next(c.size for c in columns if isinstance(c, np.ndarray))
+    floating = call.argtypes[-1] is ctypes.c_float
+    shared = function("pool", "run", "ppnnf") if count > 1 and threads() > 1 else None
+    if shared is None or not function("pool", "usable", ">n")():
+        for i in range(count):
+            row = [int(c[i]) if isinstance(c, np.ndarray) else c for c in columns]
+            call(*row, *([number] if floating else []))
+        return
+    table = np.zeros((count, WIDTH), np.int64)
+    for i, column in enumerate(columns):
+        table[:, i] = column
+    shared(ctypes.cast(call, ctypes.c_void_p), address(table), count, min(threads(), count) - 1, number)
