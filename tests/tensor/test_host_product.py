@@ -11,6 +11,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_tensor.kernels import host
+from ruda_tensor.kernels.host import pool
 from ruda_tensor.kernels.host import product as host_product
 from ruda_tensor.ops import matmul
 
@@ -135,7 +136,7 @@ def test_nothing_is_written_beside_the_result():
     for m, k, n in ((1, 5, 1), (13, 40, 47), (8, 16, 48), (30, 300, 17)):
         x, y = normal(m, k), normal(k, n, seed=1)
         right = host_product.product(x, y)
-        call, sizes, _, _ = host_product._plans[x.shape, x.strides, y.shape, y.strides, True]
+        call, sizes, *_ = host_product._plans[x.shape, x.strides, y.shape, y.strides, True]
         room = np.full(m * n + 64, 7.0, np.float32)
         call(sizes, host.address(x), host.address(y), 0, host.address(room) + 4 * 32)
         np.testing.assert_array_equal(room[32:-32].reshape(m, n), right)
@@ -143,16 +144,31 @@ def test_nothing_is_written_beside_the_result():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_sizes_decide_and_several_threads_are_left_to_blas(monkeypatch):
+def test_sizes_decide():
     x, y = normal(64, 784), normal(784, 256)
     assert host_product.product(x, y) is not None and host_product.product(x.T, normal(64, 256)) is not None
     assert host_product.product(x[:, :300], y[:300, :10]) is None and host_product.product(x, y[:, :10], y[0, :10]) is not None
     assert host_product.product(x[:4], y) is None and host_product.product(x[:, :8], y[:8, :8]) is None
     with host.use_host_kernels(False):
         assert host_product.product(x, y) is None
-    monkeypatch.setattr(host_product, "threads", lambda: 2)
-    host_product._plans.clear()
-    assert host_product.product(x, y) is None
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("cores", [2, 3, 5])
+def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch, cores):
+    cases = [(normal(m, k), normal(k, n, seed=1), normal(n)) for m, k, n in ((64, 784, 256), (301, 130, 97), (97, 300, 111))]
+    cases += [(normal(70, 300).T, normal(70, 129), None), (normal(90, 200), normal(150, 200).T, None)]
+
+    def all_of(count: int) -> list:
+        monkeypatch.setattr(host_product, "threads", lambda: count)
+        monkeypatch.setattr(pool, "threads", lambda: count)
+        host_product._plans.clear()
+        return [host_product.product(*case) for case in cases]
+
+    alone, shared = all_of(1), all_of(cores)
+    assert all(out is not None for out in alone)
+    for a, b in zip(alone, shared):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.usefixtures("one_thread")

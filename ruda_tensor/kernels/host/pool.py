@@ -28,14 +28,25 @@ def run(call: Any, *columns: Any, number: float = 0.0) -> None:
     `number` is the floating argument, behind the integers, of a function that has one.
     """
     count = next(c.size for c in columns if isinstance(c, np.ndarray))
-    floating = call.argtypes[-1] is ctypes.c_float
-    shared = function("pool", "run", "ppnnf") if count > 1 and threads() > 1 else None
-    if shared is None or not function("pool", "usable", ">n")():
-        for i in range(count):
-            row = [int(c[i]) if isinstance(c, np.ndarray) else c for c in columns]
-            call(*row, *([number] if floating else []))
-        return
     table = np.zeros((count, WIDTH), np.int64)
     for i, column in enumerate(columns):
         table[:, i] = column
-    shared(ctypes.cast(call, ctypes.c_void_p), address(table), count, min(threads(), count) - 1, number)
+    share(call, table, number)
+
+
+def share(call: Any, table: np.ndarray, number: float = 0.0) -> None:
+    """Call a function for each row of a table, which may have more columns than it has arguments."""
+    count = len(table)
+    if count > 1 and threads() > 1 and (shared := _shared()) is not None:
+        shared(ctypes.cast(call, ctypes.c_void_p), address(table), count, min(threads(), count) - 1, number)
+        return
+    floating = call.argtypes[-1] is ctypes.c_float
+    given = len(call.argtypes) - floating
+    for row in table.tolist():
+        call(*row[:given], *([number] if floating else []))
+
+
+def _shared() -> Any:
+    """The function of pool.c, or None."""
+    shared = function("pool", "run", "ppnnf")
+    return shared if shared is not None and function("pool", "usable", ">n")() else None

@@ -22,7 +22,7 @@ int64_t usable(void) {
 #define TALL 256 /* rows of a that are read again for each panel, from the second cache */
 
 typedef struct {
-    int64_t m, n, k, a_row, a_step, b_step, b_column; /* how many floats apart: for each matrix, one of the two is 1 */
+    int64_t m, n, k, a_row, a_step, b_step, b_column, out_row; /* how many floats apart: for a and b, one of the two is 1 */
 } Sizes;
 
 /* The first n floats, all if there are more, and 0 in the other lanes. */
@@ -163,8 +163,8 @@ void product(const Sizes *s, const float *a, const float *b, const float *bias, 
             for (int64_t j = 0, vectors; j < s->n; j += vectors * LANES) {
                 const int64_t rows = s->m - i < TALL ? s->m - i : TALL, count = (s->n - j + LANES - 1) / LANES;
                 vectors = count == 3 || count > 4 ? 3 : count == 1 ? 1 : 2; /* four are two and two */
-                Tile t = {.a_row = s->a_row, .a_step = s->a_step, .out_row = s->n, .add = k > 0, .panel = panel};
-                t.a = a + i * s->a_row + k * s->a_step, t.out = out + i * s->n + j;
+                Tile t = {.a_row = s->a_row, .a_step = s->a_step, .out_row = s->out_row, .add = k > 0, .panel = panel};
+                t.a = a + i * s->a_row + k * s->a_step, t.out = out + i * s->out_row + j;
                 t.b = b + k * s->b_step + j * s->b_column, t.b_step = s->b_step;
                 t.depth = s->k - k < depth ? s->k - k : depth, t.columns = s->n - j;
                 t.bias = bias && k + depth >= s->k ? bias + j : 0;

@@ -1,6 +1,6 @@
-"""Products of two matrices in float32 on one thread: the compiled body, or None where BLAS is to do it.
+"""Products of two matrices in float32: the compiled body, or None where BLAS is to do it.
 
-The threads of a BLAS wait for work in a loop and share a product within microseconds, which `each_block` cannot.
+Each number is summed up in the same order wherever it stands, so a product may be cut for any number of cores.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from ...ops._parallel import threads
 from .. import host
 from . import FLOAT32, address, function
+from .pool import WIDTH, share
 
 LEAST, MOST = 100**3 + 1, 1 << 29  # multiplications; OpenBLAS has kernels of its own below, and is as fast above
 BIASED = 1 << 17  # and at the least with a bias, which would take another pass
@@ -18,6 +19,9 @@ ROWS, STEPS, COLUMNS = 8, 8, 9  # the fewest
 # A first matrix that is read across its rows needs so many columns, or NARROW if it has HUGE many numbers. Where it has
 # LARGE many and its rows are so many floats APART, they fall out of the caches.
 ACROSS, NARROW, HUGE, LARGE, APART = 32, 128, 1 << 19, 1 << 17, 900
+SHARED = 1 << 21  # multiplications that are work for more cores than one
+VECTOR = 16  # columns of a vector
+REST = (0,) * (WIDTH - 5)
 PLANS = 1024
 _plans: dict[tuple, Any] = {}
 
@@ -32,30 +36,55 @@ def product(x: Any, y: Any, bias: Any = None) -> Any:
         plan = _planned(layouts)
     if plan is None:
         return None
-    call, sizes, shape, _ = plan
+    call, struct, table, shape, _ = plan
     if bias is not None:
         bias = np.ascontiguousarray(bias)
     a, b, c = address(x), address(y), address(bias)
     if (a | b | c) & 3:
         return None
     out = np.empty(shape, FLOAT32)
-    call(sizes, a, b, c, address(out))
+    if table is None:
+        call(struct, a, b, c, address(out))
+    else:
+        share(call, table + np.array((0, a, b, c, address(out), *REST)))
     return out
 
 
 def _planned(layouts: tuple) -> tuple | None:
-    """The function, the struct's place, the result's shape, and what owns the struct; kept for the next such product."""
+    """The function, its struct, or a table of its parts, the result's shape, and what owns the structs; kept for the next.
+
+    A row of the table is where the part's struct is, and how far on its pieces of a, b, the bias and the result are.
+    """
     x_shape, x, y_shape, y, alone = layouts
     plan = None
-    if threads() == 1 and len(x_shape) == 2 == len(y_shape) and x_shape[1] == y_shape[0]:
+    if len(x_shape) == 2 == len(y_shape) and x_shape[1] == y_shape[0]:
         sizes = _sizes(x_shape[0], x_shape[1], y_shape[1], x, y, LEAST if alone else BIASED)
         if sizes is not None and (usable := function("product", "usable", ">n")) is not None and usable():
-            held = np.array(sizes, np.int64)
-            plan = function("product", "product", "ppppp"), address(held), (sizes[0], sizes[1]), held
+            held = [np.array(part, np.int64) for part in _cut(*sizes)]
+            parts = [(address(h) + 32, *(4 * h[:4]).tolist()) for h in held]
+            if alone:
+                parts = [(at, a, b, 0, out) for at, a, b, _, out in parts]
+            table = None if len(parts) == 1 else np.array([(*part, *REST) for part in parts])
+            plan = function("product", "product", "ppppp"), parts[0][0], table, (sizes[0], sizes[1]), held
     if len(_plans) >= PLANS:
         _plans.clear()
     _plans[layouts] = plan
     return plan
+
+
+def _cut(m: int, n: int, k: int, a_row: int, a_step: int, b_step: int, b_column: int) -> list[list[int]]:
+    """Parts for all cores: how many floats on they begin in a, b, bias and out, and their struct."""
+    cores = threads() if m * n * k >= SHARED else 1
+    down = m >= n
+    along, least = (m, ROWS) if down else (n, VECTOR)
+    step = -(-along // (cores * least)) * least
+    found = []
+    for i in range(0, along, step):
+        some = min(step, along - i)
+        size = (some, n) if down else (m, some)
+        on = (i * a_row, 0, 0, i * n) if down else (0, i * b_column, i, i)
+        found.append([*on, *size, k, a_row, a_step, b_step, b_column, n])
+    return found
 
 
 def _sizes(m: int, k: int, n: int, x: tuple, y: tuple, least: int) -> list[int] | None:
