@@ -108,11 +108,15 @@ def _kept(xp: Any, block: _Block, shape: tuple, dropout: tuple[float, int, int])
     return kept.reshape(batches[1], heads[1], block.group, queries[1], n)[..., block.keys]
 
 
+def _plain(mask: Any, dropout: Any) -> bool:
+    return mask is None and dropout is None
+
+
 def attend(
     xp: Any, q: Any, k: Any, v: Any, mask: Any, *, scale: float, causal: bool, dropout: tuple | None
 ) -> tuple[Any, Any]:
     """Return softmax(scale q k^T + mask) v, and log sum exp of each query's scores: inf where it sees no key."""
-    if mask is None and dropout is None:
+    if _plain(mask, dropout):
         compiled = attention.forward(xp, q, k, v, scale=scale, causal=causal)
         if compiled is not None:
             return compiled
@@ -160,8 +164,7 @@ def attend_backward(
 
     Dao et al., "FlashAttention", 2022, appendix B.2 to B.4. The order of the blocks fixes the order of all sums.
     """
-    plain = mask is None and dropout is None
-    if plain:
+    if _plain(mask, dropout):
         compiled = attention.backward(xp, g, q, k, v, lse, scale=scale, causal=causal)
         if compiled is not None:
             return (*(grad if need else None for grad, need in zip(compiled, needs)), None)
