@@ -69,6 +69,7 @@ def measured(rounds: int) -> tuple[Times, Times, float, float, int]:
                 "ruda": _seconds(lambda: recorder.load(ours)),
                 "ruda, memory-mapped": _seconds(lambda: recorder.load(ours, lazy=True)),
                 "read plainly": _seconds(lambda: _plain_load(plain)),
+                "copied in memory": _seconds(lambda: [array.copy() for array in data.values()]),
             },
             rounds,
         )

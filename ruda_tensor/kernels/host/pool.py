@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ...ops._parallel import BLOCK_BYTES, threads
+from ...ops._parallel import threads
 from . import address, function
 
 WIDTH = 14  # integers of a row, as in pool.c
+BLOCK_BYTES = 1 << 19  # small, since a part costs a microsecond: there is work for two cores in a megabyte
 
 
 def cut(rows: int, row_bytes: int) -> np.ndarray:
-    """Where blocks of rows start, and `rows`: cache-sized, as those of `each_block`."""
+    """Where blocks of rows start, and `rows`."""
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
     return np.append(np.arange(0, rows, step), rows)
 
