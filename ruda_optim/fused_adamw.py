@@ -243,7 +243,7 @@ class FusedAdamW(Optimizer):
 
         The step options are part of the configuration that is compared: a record without them is one of a plain AdamW
         (fused_step off, no clipping), and goes into `AdamWConfig().init()`.
-        Errors: RecordMismatch where the configuration or a state differs; RecordBroken for options of an unknown
+        Errors: RecordMismatch where the configuration or a state differs; RecorderError for options of an unknown
         version or name.
         """
         if isinstance(record, dict):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_whole
-from ruda_nn.records import broken, pack, unpack
+from ruda_nn.records import broken, compare, pack, unpack
 from ruda_tensor.dtypes import FLOAT32, FLOATING, HALF
 from ruda_tensor.tensor import Tensor
 
@@ -26,9 +26,9 @@ class Optimizer:
 
     `step` returns the new model and consumes the old one, whose memory it reuses. Tied parameters are updated once.
     A frozen parameter, or one without a gradient, keeps its value and its state: no decay, no counting. A parameter that
-    goes to another dtype is computed in it from then on, and its state goes along. `groups` have
-    other settings (`ParamGroup`). Small parameters are updated together (`buckets`), which changes no bit; a tensor
-    over one of them (`p.detach()`) that is kept then keeps the memory of all of them, and `p.numpy()` does not.
+    goes to another dtype is computed in it from then on, and its state goes along. `groups` have other settings
+    (`ParamGroup`). Small parameters are updated together (`buckets`), which changes no bit; a tensor over one of them
+    (`p.detach()`) that is kept then keeps the memory of all of them, and `p.numpy()` does not.
 
     >>> import ruda_tensor as rt
     >>> from ruda_autodiff import Autodiff
@@ -341,16 +341,6 @@ def check_config(record: Any, mine: dict[str, Any]) -> None:
     if not isinstance(record, dict) or "config" not in record:
         broken("its optimizer should hold a configuration and states")
     compare(record["config"], mine, "optimizer")
-
-
-def compare(theirs: Any, mine: dict[str, Any], what: str) -> None:
-    """Raise RecordMismatch, with both sides, unless two configurations are the same."""
-    if not isinstance(theirs, dict):
-        broken(f"the configuration of its {what} should be a dict")
-    if theirs != mine:
-        keys = [k for k in {**mine, **theirs} if theirs.get(k) != mine.get(k)]
-        sides = "\n  ".join(f"{k}: {theirs.get(k)!r} | {mine.get(k)!r}" for k in keys)
-        raise RecordMismatch(f"the record's {what} is configured differently (record | here):\n  {sides}")
 
 
 def check_lr(lr: Any) -> float:
