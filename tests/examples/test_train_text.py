@@ -62,10 +62,11 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(main, tmp_path, cap
 def test_it_learns(example):
     train_text, model = example
     run = train_text.Training(train_text.TrainingConfig(warmup=5, batch=4), model.Text(), rt.Cpu())
-    for _ in train_text.train(run, 30):
+    for _ in train_text.train(run, 40):
         pass
-    assert run.history["loss"][0] == pytest.approx(np.log(len(run.text.characters)), rel=0.05)
-    assert run.history["loss"][-1] < 3.4
+    loss = run.history["loss"]
+    assert loss[0] == pytest.approx(np.log(len(run.text.characters)), rel=0.05)
+    assert np.mean(loss[-5:]) < loss[0] - 0.9  # how fast it falls depends on the text, which differs from Python to Python
 
 
 def test_what_it_writes_does_not_depend_on_the_cache(example):
