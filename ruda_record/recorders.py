@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +34,7 @@ class _Recorder:
         return f"{type(self).__name__}({type(self.settings).__name__})"
 
 
-class FileRecorder(_Recorder):
+class FileRecorder(_Recorder, ABC):
     """What all recorders of files do; the suffix, `_write` and `_read` are theirs."""
 
     suffix = ""
@@ -78,11 +79,13 @@ class FileRecorder(_Recorder):
     def _check(self, encoded: Encoder) -> None:
         """Refuse what this kind of file has no room for."""
 
+    @abstractmethod
     def _write(self, file: BinaryIO, encoded: Encoder) -> None:
-        raise NotImplementedError
+        """Write what was encoded."""
 
+    @abstractmethod
     def _read(self, file: BinaryIO, length: int) -> tuple[Any, str]:
-        raise NotImplementedError
+        """Return the data of a record of so many bytes, and the name of its settings."""
 
 
 class BinFileRecorder(FileRecorder):

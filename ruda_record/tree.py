@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
@@ -27,13 +28,13 @@ FORMAT, VERSION, TAG = "ruda record", 1, "@"
 MAP, LIST, PLAIN = "a map", "a list", "a value"
 
 
-class TreeWriter:
+class TreeWriter(ABC):
     """Writes what an `Encoder` has found valid. `_map`, `_key`, `_list`, `_item` and `_end` are a subclass's syntax."""
 
     def __init__(self, file: BinaryIO, encoded: Encoder):
         self._file, self._encoded, self._arrays, self._crc = file, encoded, iter(encoded.arrays), 0
 
-    @staticmethod
+    @staticmethod  # noqa: B027  a format may have room for everything
     def check(encoded: Encoder) -> None:
         """Refuse what this kind of file has no room for, before there is a file."""
 
@@ -52,32 +53,39 @@ class TreeWriter:
         self._crc = zlib.crc32(content, self._crc)
         self._file.write(content)
 
+    @abstractmethod
     def _map(self, length: int) -> None:
-        raise NotImplementedError
+        """Begin a map of so many entries."""
 
+    @abstractmethod
     def _list(self, length: int) -> None:
-        raise NotImplementedError
+        """Begin a list of so many items."""
 
+    @abstractmethod
     def _key(self, key: str) -> None:
-        raise NotImplementedError
+        """Write the key of the next entry."""
 
-    def _item(self) -> None:
-        pass
+    def _item(self) -> None:  # noqa: B027  a format may need nothing there
+        """Come to the next item of a list."""
 
-    def _end(self) -> None:
-        pass
+    def _end(self) -> None:  # noqa: B027  a format may need nothing there
+        """End a map or a list."""
 
+    @abstractmethod
     def _plain(self, value: Any) -> None:
-        raise NotImplementedError
+        """Write None, a bool, a string, or a number that the format has."""
 
+    @abstractmethod
     def _checksum(self, crc: int) -> None:
-        raise NotImplementedError
+        """Write the crc32 of all that came before."""
 
+    @abstractmethod
     def _large_int(self, value: int) -> None:
-        raise NotImplementedError
+        """Write an integer beyond 64 bits."""
 
+    @abstractmethod
     def _elements(self, segment: Segment, array: np.ndarray) -> None:
-        raise NotImplementedError
+        """Write the numbers of an array."""
 
     def _value(self, value: Any) -> None:
         kind = type(value)
@@ -129,7 +137,7 @@ class TreeWriter:
         self._end()
 
 
-class TreeReader:
+class TreeReader(ABC):
     """Reads a tree, trusting nothing. A subclass tells it the next token; nothing is made before its size is checked.
 
     `room` is the most bytes that the stream can have.
@@ -171,26 +179,33 @@ class TreeReader:
         at = f" at {quote(self._place)}" if self._place.depth else ""
         raise RecorderError(f"the record is not valid{at}: {message}")
 
+    @abstractmethod
     def _token(self) -> tuple[str, Any]:
-        raise NotImplementedError
+        """Read the next kind of thing, and its value or length."""
 
+    @abstractmethod
     def _keys(self, length: Any) -> Iterator[str]:
-        raise NotImplementedError
+        """Read the keys of a map, one before each of its values."""
 
+    @abstractmethod
     def _items(self, length: Any) -> Iterator[None]:
-        raise NotImplementedError
+        """Come to each item of a list."""
 
+    @abstractmethod
     def _verify(self) -> None:
-        raise NotImplementedError
+        """Read the checksum and compare it."""
 
+    @abstractmethod
     def _expect_end(self) -> None:
-        raise NotImplementedError
+        """Refuse whatever follows the record."""
 
+    @abstractmethod
     def _special(self, tag: str, keys: Iterator[str]) -> Any:
-        raise NotImplementedError
+        """Read the rest of a tagged map that only this format has."""
 
+    @abstractmethod
     def _elements(self, keys: Iterator[str], dtype: np.dtype, count: int) -> np.ndarray:
-        raise NotImplementedError
+        """Read the numbers of an array."""
 
     def _expect(self, kind: type, what: str) -> Any:
         token, value = self._token()

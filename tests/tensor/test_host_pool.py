@@ -39,6 +39,17 @@ def test_every_part_is_done_once_whoever_does_it(monkeypatch):
         np.testing.assert_array_equal(out, softmax(made(i)))
 
 
+def test_the_call_returns_when_the_last_part_is_done():
+    """The caller has a short part, and a thread that is awake a long one, which would still hold NaN."""
+    x = np.random.default_rng(0).standard_normal((4000, 100)).astype(np.float32)
+    call, first, count = host.function("rows", "softmax_forward", "ppnn"), np.array([0, 100]), np.array([100, 3900])
+    for _ in range(50):
+        out = np.full_like(x, np.nan)
+        at = first * 400
+        pool.run(call, host.address(x) + at, host.address(out) + at, count, 100)
+        assert not np.isnan(out[-1]).any() and not np.isnan(out).any()
+
+
 def test_callers_in_several_threads_do_not_get_in_each_others_way():
     right, wrong = [softmax(made(i)) for i in range(4)], []
 
@@ -79,6 +90,8 @@ def softmax():
 right = softmax()
 child = os.fork()
 same = all(np.array_equal(softmax(), right) for _ in range(50))
+tasks = "/proc/self/task"
+same = same and (not os.path.isdir(tasks) or len(os.listdir(tasks)) > 2)
 if not child:
     os._exit(0 if same else 3)
 assert same and os.waitpid(child, 0)[1] == 0
