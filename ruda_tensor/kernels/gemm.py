@@ -6,6 +6,7 @@ matrix as a stride of 0. float32 is computed in full float32, not in TF32.
 """
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -69,6 +70,18 @@ def _operand(xp: Any, a: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, in
 def _steps(a: Any) -> tuple[int, ...]:
     """Strides in elements."""
     return tuple([s // a.itemsize for s in a.strides])
+
+
+class Workspace:
+    """Memory that products use."""
+
+    def __init__(self, memory):
+        self.memory, self.nbytes = memory, memory.nbytes
+
+
+@contextlib.contextmanager
+def private_workspace(xp: Any):
+    yield Workspace(xp.empty(1 << 25, np.uint8))
 
 
 def matmul(x: Any, y: Any, dtype: Any = None) -> Any:
