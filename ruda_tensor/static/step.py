@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import backend
 from ..devices import Device, default_device
-from ..kernels import gemm
+from ..kernels.blaslt import private_workspace
 from ..kernels.capture import Recording
 from ..live import Live
 from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing
@@ -129,7 +129,7 @@ class CapturedStep:
             copies = [x._data.copy() if isinstance(x, Tensor) else [x] for x in inputs]
         arguments = [_live(b) if isinstance(b, list) else Tensor._wrap(b, self._device) for b in copies]
         try:
-            with made.capturing(), gemm.private_workspace(self._device.xp) as workspace:
+            with made.capturing(), private_workspace(self._device.xp) as workspace:
                 made.held.append(workspace)
                 out = _detached(self._step(*arguments))
                 if any(look() == SHARED for look in made.watched):
