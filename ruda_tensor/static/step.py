@@ -139,7 +139,7 @@ class CapturedStep:
         except CaptureError:
             raise
         except Exception as error:
-            if "StreamCapture" not in str(error):
+            if "StreamCapture" not in str(error) and "capturing" not in str(error):
                 raise
             raise CaptureError(
                 f"the step does what a recording cannot hold ({error}); most often it reads a number on the host: float(x), "
