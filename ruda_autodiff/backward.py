@@ -15,6 +15,7 @@ import numpy as np
 import ruda_tensor as rt
 from ruda_tensor.dtypes import FLOAT32, HALF
 from ruda_tensor.operation import Composite, Variadic, widen
+from ruda_tensor.owning import last_holder
 from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
@@ -211,16 +212,26 @@ class Walk:
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
         (kept, extras), static = node.kept
-        arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
         with device.guard():
-            result = None
-            if device.launches and op.fused is not None:
-                result = op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static)
+            result, fused = None, op.fused if device.launches else None
+            spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
+            if spend:
+                node.parents = node.kept = None  # consumed, also where what follows fails
+            arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
+            if fused is not None:
+                result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
             return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
+
+    def may_spend(self, op: Composite, kept: list, device: Any) -> dict[str, bool]:
+        """{"spend": True} where nobody but this walk, which comes once, can see the kept array that a backward may reuse."""
+        assert op.fused is not None
+        if self.retain or mode.anomaly:
+            return {}
+        return {"spend": True} if last_holder(kept, op.keeps.index(op.fused.spends), device.xp) else {}
 
 
 def unbroadcast(g: Tensor, shape: tuple[int, ...]) -> Tensor:
