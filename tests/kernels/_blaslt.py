@@ -50,14 +50,15 @@ class FakeBlasLt:
 
         def call(*arguments: Any) -> int:
             try:
-                return method(*arguments) if kind == name else method(kind, *arguments)
+                with np.errstate(all="ignore"):
+                    return method(*arguments) if kind == name else method(kind, *arguments)
             except AssertionError:
                 return INVALID
 
         return call
 
     def serves(self, xp: Any) -> bool:
-        return xp is np
+        return xp.__name__ == "numpy"
 
     def device(self) -> int:
         return 0
@@ -162,7 +163,7 @@ class FakeBlasLt:
         if code & SUMS:
             vector()[...] = value.sum(axis=(0, 2))[:, None].astype(dtype)
         if code & SUMS_OF_A:
-            assert not what.get(3) and what.get(4), "only a plain A and a transposed B"
+            assert not what.get(3), "only a plain A"
             vector()[...] = left.sum(axis=(0, 2))[:, None].astype(dtype)
         return value
 

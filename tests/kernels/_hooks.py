@@ -56,7 +56,6 @@ CASES = {
     "relu": Case(lambda d, x: rt.relu(x), ((5, 33),), *_ACTIVATION),
     "silu_mul": Case(lambda d, x, y: rt.silu_mul(x, y), ((5, 33), (5, 33)), ("silu_mul_forward",), ("silu_mul_backward",)),
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
-    "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_sum", "columns_finish")),
     "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
 }  # fmt: skip
 
