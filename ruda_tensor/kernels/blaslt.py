@@ -120,7 +120,8 @@ def load(cp: Any) -> dict[str, Callable[..., int]]:
         library = ctypes.PyDLL(name)  # keeps the interpreter's lock: a call is shorter than giving it away
         found = {f: getattr(library, f) for f in FUNCTIONS}
     except (OSError, AttributeError) as error:
-        raise KernelError(f"cuBLASLt cannot be used: {name}: {error}; it comes with pip install 'cupy-cuda{major}x[ctk]'") from error
+        advice = f"pip install 'cupy-cuda{major}x[ctk]'"
+        raise KernelError(f"cuBLASLt cannot be used: {name}: {error}; it comes with {advice}") from error
     for f, arguments in FUNCTIONS.items():
         if f != "cublasLtMatmul":  # its arguments are made once, as ctypes objects, and need no conversion
             found[f].argtypes = arguments

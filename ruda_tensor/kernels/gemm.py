@@ -24,8 +24,17 @@ import numpy as np
 from ..dtypes import FLOAT32, FLOAT64, HALF
 from . import cublas
 from .blaslt import (
-    COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32, MOST_PLANS, Machine, Operand, Plan, Problem, machine, workspace_of,
-)  # fmt: skip
+    COMPUTE_32F,
+    COMPUTE_64F,
+    COMPUTE_TF32,
+    MOST_PLANS,
+    Machine,
+    Operand,
+    Plan,
+    Problem,
+    machine,
+    workspace_of,
+)
 from .gate import fused
 from .launch import HITS
 
