@@ -52,6 +52,9 @@ CASES = {  # the kernels are those of halves, with cuBLASLt
 }  # fmt: skip
 
 
+SQUARE = Case(feed, ((5, 8), (8, 8), (8,)), (), ())
+
+
 class Shadow(SimpleNamespace):
     """NumPy as an array module that is not the CPU's, so that operations take their way for a GPU."""
 
@@ -102,7 +105,7 @@ def test_only_the_gradients_that_are_wanted_are_computed(name, place):
 
 
 def test_the_input_may_be_the_residual(place):
-    x, w, b = inputs(Case(lambda: None, ((5, 8), (8, 8), (8,)), (), ()), rt.float32, place)
+    x, w, b = inputs(SQUARE, rt.float32, place)
     x = x.require_grad()
     y = rt.linear(x, w, b, residual=x)
     seed = seed_of(y)
@@ -111,7 +114,7 @@ def test_the_input_may_be_the_residual(place):
 
 
 def test_unlike_dtypes_are_the_operations_one_by_one(place):
-    x, w, b = inputs(Case(lambda: None, ((5, 8), (8, 8), (8,)), (), ()), rt.bfloat16, place)
+    x, w, b = inputs(SQUARE, rt.bfloat16, place)
     wide = rt.ones((5, 8), dtype=rt.float32, device=place)
     y = rt.linear(x, w, b, residual=wide)
     assert y.dtype == rt.float32 and np.array_equal(y.numpy(), (wide + rt.linear(x, w, b)).numpy())
