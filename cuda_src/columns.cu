@@ -82,6 +82,33 @@ extern "C" __global__ void __launch_bounds__(32 * TALL) bias_activation_backward
     }
     if (partial) write_partial(sums, partial, n);
 }
+
+// f(x) made again, dx = g slope(x), which may be written over g, and the partial sums of dx, in one pass.
+extern "C" __global__ void __launch_bounds__(32 * TALL) activation_again(
+    const T* g, const T* __restrict__ x, T* __restrict__ out, T* dx, Real* __restrict__ partial, i64 rows, int n
+) {
+    const int c = COLUMN;
+    Real sums[VECTOR] = {};
+    if (c < n) EACH_FIRST(first) {
+        Vector gs[BATCH], xs[BATCH];
+        EACH_ROW(i, row, first) {
+            gs[i] = load<VECTOR>(g + row * n + c);
+            xs[i] = load<VECTOR>(x + row * n + c);
+        }
+        EACH_ROW(i, row, first) {
+            Vector y, d;
+            EACH_OF(k) {
+                const Real z = widen(xs[i].at[k]), value = pull<KIND, T>(widen(gs[i].at[k]), z);
+                sums[k] += value;
+                narrow(activate<KIND, T>(z), y.at[k]);
+                narrow(value, d.at[k]);
+            }
+            if (out) store(out + row * n + c, y);
+            store(dx + row * n + c, d);
+        }
+    }
+    if (partial) write_partial(sums, partial, n);
+}
 #elif KIND == -1
 extern "C" __global__ void __launch_bounds__(32 * TALL) columns_sum(
     const T* __restrict__ g, Real* __restrict__ partial, i64 rows, int n

@@ -10,7 +10,7 @@ from .cache import KeyValueCache
 from .config import Config, is_whole
 from .creation import Creation
 from .initializers import Initializer, KaimingUniform, XavierUniform, Zeros, require_initializer
-from .linear import Linear
+from .linear import Linear, added
 from .module import Module
 from .positions import Rotary, RotaryConfig
 
@@ -32,6 +32,8 @@ class MultiHeadAttention(Module):
     floating (added to the scores). For a padded batch, keep [batch, S] is given as keep[:, None, None, :]. A query that may
     attend to nothing gives 0 before `out`, and gradients of 0. `causal` lets query i see the keys up to i + S - T: the last
     query sees all. Dropout falls on the probabilities, in training mode.
+
+    A `residual` [batch, T, d_model] is added to y.
 
     With a cache, the result is (y, new cache): x holds the next positions only, which attend to those in the cache and,
     if causal, to those of x up to themselves. `rotary` then turns by the right positions. With a context and a cache
@@ -73,6 +75,7 @@ class MultiHeadAttention(Module):
         mask: rt.Tensor | None = None,
         causal: bool | None = None,
         cache: KeyValueCache | None = None,
+        residual: rt.Tensor | None = None,
     ) -> Any:
         x = floating(x, "MultiHeadAttention")
         context = context if context is None else floating(context, "MultiHeadAttention: context")
@@ -93,7 +96,8 @@ class MultiHeadAttention(Module):
             q, k, v, mask=mask, causal=self.causal if causal is None else causal,
             dropout_p=self.dropout if self.training else 0.0,
         )  # fmt: skip
-        y = self.out(rt.reshape(rt.permute_dims(y, (0, 2, 1, 3)), (*x.shape[:2], y.shape[1] * y.shape[3])))
+        y = rt.reshape(rt.permute_dims(y, (0, 2, 1, 3)), (*x.shape[:2], y.shape[1] * y.shape[3]))
+        y = added(self.out, y, residual)
         return y if cache is None else (y, KeyValueCache(k, v))
 
     def _project(self, x: rt.Tensor, offset: int) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:

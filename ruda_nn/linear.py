@@ -13,7 +13,7 @@ from .param import Param
 
 
 class Linear(Module):
-    """y = x W + b with W of shape [d_in, d_out]: x is [..., d_in], y is [..., d_out].
+    """y = x W + b with W of shape [d_in, d_out]: x is [..., d_in], y is [..., d_out]. A residual like y may be added.
 
     >>> layer = LinearConfig(3, 2).init(rt.Cpu())
     >>> layer(rt.ones((5, 3), device=rt.Cpu())).shape
@@ -25,8 +25,15 @@ class Linear(Module):
 
     transposed_in_torch = ("weight",)
 
-    def forward(self, x: rt.Tensor) -> rt.Tensor:
-        return rt.linear(x, self.weight, self.bias)
+    def forward(self, x: rt.Tensor, residual: rt.Tensor | None = None) -> rt.Tensor:
+        return rt.linear(x, self.weight, self.bias, residual=residual)
+
+
+def added(layer: Module, x: rt.Tensor, residual: rt.Tensor | None) -> rt.Tensor:
+    """residual + layer(x), in one product where the layer is a plain `Linear`; without a residual layer(x)."""
+    if residual is None:
+        return layer(x)
+    return layer(x, residual) if type(layer) is Linear else residual + layer(x)
 
 
 class LinearConfig(Config):

@@ -12,7 +12,7 @@ from .config import Config, is_whole
 from .creation import Creation
 from .gated import silu_mul
 from .initializers import Initializer
-from .linear import Linear, LinearConfig
+from .linear import Linear, LinearConfig, added
 from .module import Module
 from .norm import LayerNormConfig, RmsNormConfig
 from .positions import RotaryConfig
@@ -24,7 +24,8 @@ class FeedForward(Module):
     """The part of a transformer layer that sees each position by itself: f(x W_1 + b_1) W_2 + b_2.
 
     x and the result are [..., d_model], between them is d_ff. With "swiglu" the first product has two halves (u, w), and
-    the second takes silu(u) w. Dropout falls on what the second product takes, in training mode.
+    the second takes silu(u) w. Dropout falls on what the second product takes, in training mode. A `residual` like the result
+    is added to it.
 
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.3; Shazeer, "GLU variants improve transformer", 2020.
 
@@ -39,14 +40,18 @@ class FeedForward(Module):
     dropout: float
     training: bool
 
-    def forward(self, x: rt.Tensor) -> rt.Tensor:
-        x = self.linear1(x)
+    def forward(self, x: rt.Tensor, residual: rt.Tensor | None = None) -> rt.Tensor:
+        first, second = self.linear1, self.linear2
+        drops = self.training and self.dropout > 0
+        if self.activation == "gelu_tanh" and not drops and type(first) is type(second) is Linear:
+            return rt.feed_forward(x, first.weight, first.bias, second.weight, second.bias, residual=residual)
+        x = first(x)
         if self.activation == "swiglu":
             gate, x = rt.chunk(x, 2, axis=-1)
             x = silu_mul(gate, x)
         else:
             x = ACTIVATIONS[self.activation](x)
-        return self.linear2(rt.dropout(x, self.dropout, training=self.training))
+        return added(second, rt.dropout(x, self.dropout, training=self.training), residual)
 
 
 class TransformerEncoderLayer(Module):
@@ -77,10 +82,10 @@ class TransformerEncoderLayer(Module):
     torch_names = {"feed_forward.linear1": "linear1", "feed_forward.linear2": "linear2"}
 
     def forward(self, x: rt.Tensor, *, mask: rt.Tensor | None = None, cache: KeyValueCache | None = None) -> Any:
-        out = self.self_attn(_before(self, self.norm1, x), mask=mask, cache=cache)
+        out = self.self_attn(_before(self, self.norm1, x), mask=mask, cache=cache, residual=_inside(self, x))
         y, cache = out if cache is not None else (out, None)
         x = _after(self, self.norm1, x, y)
-        x = _after(self, self.norm2, x, self.feed_forward(_before(self, self.norm2, x)))
+        x = _after(self, self.norm2, x, self.feed_forward(_before(self, self.norm2, x), _inside(self, x)))
         return x if cache is None else (x, cache)
 
 
@@ -120,13 +125,14 @@ class TransformerDecoderLayer(Module):
         if not isinstance(cache, DecoderCache | None):
             raise TypeError(f"TransformerDecoderLayer: cache must be a DecoderCache, got {type(cache).__name__}; DecoderCache()")
         own, cross = (None, None) if cache is None else cache
-        out = self.self_attn(_before(self, self.norm1, x), mask=mask, cache=own)
+        out = self.self_attn(_before(self, self.norm1, x), mask=mask, cache=own, residual=_inside(self, x))
         y, own = out if own is not None else (out, None)
         x = _after(self, self.norm1, x, y)
-        out = self.cross_attn(_before(self, self.norm2, x), memory, mask=memory_mask, cache=cross)
+        given = _before(self, self.norm2, x)
+        out = self.cross_attn(given, memory, mask=memory_mask, cache=cross, residual=_inside(self, x))
         y, cross = out if cross is not None else (out, None)
         x = _after(self, self.norm2, x, y)
-        x = _after(self, self.norm3, x, self.feed_forward(_before(self, self.norm3, x)))
+        x = _after(self, self.norm3, x, self.feed_forward(_before(self, self.norm3, x), _inside(self, x)))
         return x if own is None or cross is None else (x, DecoderCache(own, cross))
 
 
@@ -135,10 +141,16 @@ def _before(layer: Any, norm: Module, x: rt.Tensor) -> rt.Tensor:
     return norm(x) if layer.norm_first else x
 
 
+def _inside(layer: Any, x: rt.Tensor) -> rt.Tensor | None:
+    """The residual for a part to add to its result, where no dropout falls on that first."""
+    return None if layer.training and layer.dropout > 0 else x
+
+
 def _after(layer: Any, norm: Module, x: rt.Tensor, y: rt.Tensor) -> rt.Tensor:
-    """What comes out, for the part's result y."""
-    x = x + rt.dropout(y, layer.dropout, training=layer.training)
-    return x if layer.norm_first else norm(x)
+    """What comes out, for the part's result y, to which x was added where `_inside` gave it."""
+    if _inside(layer, x) is None:
+        y = x + rt.dropout(y, layer.dropout, training=True)
+    return y if layer.norm_first else norm(y)
 
 
 class TransformerEncoder(Module):

@@ -28,6 +28,7 @@ from .dtypes import UINT64 as uint64
 from .dtypes import FloatDType
 from .inspection import *  # noqa: F403
 from .kernels.gate import use_fused
+from .kernels.gemm import use_tf32
 from .kernels.launch import KernelError
 from .ops import activation as _activation
 from .ops import arithmetic as _arithmetic
@@ -39,6 +40,7 @@ from .ops import cross_entropy as _cross_entropy
 from .ops import ctc as _ctc
 from .ops import dropout as _dropout
 from .ops import einsum as _einsum
+from .ops import feed_forward as _feed_forward
 from .ops import gated as _gated
 from .ops import index as _index
 from .ops import join as _join
@@ -66,6 +68,7 @@ from .ops.cross_entropy import *  # noqa: F403
 from .ops.ctc import *  # noqa: F403
 from .ops.dropout import *  # noqa: F403
 from .ops.einsum import *  # noqa: F403
+from .ops.feed_forward import *  # noqa: F403
 from .ops.gated import *  # noqa: F403
 from .ops.index import *  # noqa: F403
 from .ops.join import *  # noqa: F403
@@ -93,7 +96,7 @@ __all__ = [
     "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "KernelError", "NoUsableGpu", "StaticGraph",
     "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32",
     "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
-    "use_fused",
+    "use_fused", "use_tf32",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__
@@ -107,6 +110,7 @@ __all__ += _cross_entropy.__all__
 __all__ += _ctc.__all__
 __all__ += _dropout.__all__
 __all__ += _einsum.__all__
+__all__ += _feed_forward.__all__
 __all__ += _gated.__all__
 __all__ += _index.__all__
 __all__ += _join.__all__

@@ -29,8 +29,7 @@ _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 _IN_COMPUTE_TYPE = 2  # cublasLtReductionScheme_t; products that are not split are always among the candidates
 EPILOGUES = {  # cublasLtEpilogue_t
-    "none": 1, "bias": 4, "relu_bias": 6, "gelu_bias": 36, "gelu_aux_bias": 164, "dgelu": 192, "dgelu_bgrad": 208,
-    "bgrad": 256,
+    "none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164, "dgelu": 192, "dgelu_bgrad": 208, "bgrad": 256,
 }  # fmt: skip
 WORKSPACE = 32 << 20  # what cuBLAS itself takes on Hopper; with less, some of its kernels are out of reach
 MOST_PLANS = 4096
@@ -121,7 +120,8 @@ def load(cp: Any) -> dict[str, Callable[..., int]]:
         library = ctypes.PyDLL(name)  # keeps the interpreter's lock: a call is shorter than giving it away
         found = {f: getattr(library, f) for f in FUNCTIONS}
     except (OSError, AttributeError) as error:
-        raise KernelError(f"cuBLASLt cannot be used: {name}: {error}; it comes with pip install 'cupy-cuda{major}x[ctk]'") from error
+        advice = f"pip install 'cupy-cuda{major}x[ctk]'"
+        raise KernelError(f"cuBLASLt cannot be used: {name}: {error}; it comes with {advice}") from error
     for f, arguments in FUNCTIONS.items():
         if f != "cublasLtMatmul":  # its arguments are made once, as ctypes objects, and need no conversion
             found[f].argtypes = arguments

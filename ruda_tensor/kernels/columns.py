@@ -15,6 +15,7 @@ _SIGNATURES = {
     "columns_sum": "P P q i",
     "bias_activation_forward": "P P P q i",
     "bias_activation_backward": "P P P P P q i",
+    "activation_again": "P P P P P q i",
     "columns_norm": "P P P P P P P q i",
 }
 
@@ -89,6 +90,25 @@ def bias_activation_backward(xp: Any, kind: str, g: Any, x: Any, bias: Any, need
     kernel = _kernel("bias_activation_backward", x.dtype, bias.dtype, vector, ACTIVATIONS[kind])
     kernel(grid, (32, TALL), g, source, bias, dx, partial, rows, n)
     return None if dx is None else dx.reshape(x.shape), None if partial is None else finish(xp, partial, bias.dtype)
+
+
+def activation_again(xp: Any, kind: str, g: Any, x: Any, needs: tuple[bool, bool]) -> Any:
+    """(f(x), dx, sums of dx over rows), the first and the last None where not needed; None where the gate is shut.
+
+    g is given away: dx is written over it.
+    """
+    real = opened(xp, x)
+    n = x.shape[-1] if x.ndim else 0
+    if real is None or g.dtype != x.dtype or not 0 < n <= LONGEST or not g.flags.c_contiguous:
+        return None
+    x = contiguous(xp, x)[0]
+    rows, vector = x.size // n, vector_of(xp, n, g, x)
+    out = xp.empty(x.shape, x.dtype) if needs[0] else None
+    grid = tiles(xp, rows, n, vector)
+    partial = xp.empty((grid[1], n), real) if needs[1] else None
+    kernel = _kernel("activation_again", x.dtype, x.dtype, vector, ACTIVATIONS[kind])
+    kernel(grid, (32, TALL), g, x, out, g, partial, rows, n)
+    return out, g, None if partial is None else finish(xp, partial, x.dtype)
 
 
 def norm_columns(

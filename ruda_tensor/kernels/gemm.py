@@ -21,12 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from .. import backend
-from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, HALF
+from ..dtypes import FLOAT32, FLOAT64, HALF
 from . import cublas
 from .blaslt import (
-    COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32, MOST_PLANS, WORKSPACE, Machine, Operand, Plan, Problem, machine, workspace_of,
-)  # fmt: skip
+    COMPUTE_32F,
+    COMPUTE_64F,
+    COMPUTE_TF32,
+    MOST_PLANS,
+    Machine,
+    Operand,
+    Plan,
+    Problem,
+    machine,
+    workspace_of,
+)
 from .gate import fused
 from .launch import HITS
 
@@ -135,7 +143,7 @@ class _Recipe:
             m, count, a = m * count, 1, Operand(False, a.lead, 0)
         compute = COMPUTE_64F if x.dtype == FLOAT64 else COMPUTE_TF32 if x.dtype == FLOAT32 and _tf32.get() else COMPUTE_32F
         self.problem = Problem(m, n, k, count, a, b, x.dtype, dtype, compute, epilogue, added, (low & -low) or 16)
-        if owner is not None:
+        if owner is not None and not (epilogue == "bgrad" and b.transposed):  # its sums are along the rows of y alone
             plan = Plan(owner, self.problem, bias, aux)
             self.plan = plan if plan.found else None
 
@@ -149,8 +157,8 @@ _recipes = _Recipes()
 
 
 def _recipe(
-    owner: Machine | None, device: int, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int, bias: int = 0,
-    aux: int = 0,
+    owner: Machine | None, xp: Any, device: int, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int,
+    bias: int = 0, aux: int = 0,
 ) -> _Recipe:  # fmt: skip
     known, x_dtype = _recipes.known, x.dtype
     tf32 = x_dtype == FLOAT32 and _tf32.get()
@@ -159,7 +167,6 @@ def _recipe(
     if found is None:
         if len(known) >= MOST_PLANS:
             known.clear()
-        xp = np if isinstance(x, np.ndarray) else backend.cupy()
         found = known[key] = _Recipe(owner, xp, x, y, dtype, epilogue, added, low & 15, bias, aux)
     return found
 
@@ -172,7 +179,7 @@ def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
     if dtype is None:
         dtype = x.dtype
     a, b, device = owner.address(x), owner.address(y), owner.device()
-    recipe = _recipe(owner, device, x, y, dtype, "none", False, a | b)
+    recipe = _recipe(owner, xp, device, x, y, dtype, "none", False, a | b)
     plan = recipe.plan
     if plan is None:
         return _without(xp, x, y, dtype)
@@ -187,7 +194,7 @@ def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
 
 def _without(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
     """The product where cuBLASLt cannot make it: nothing to add up, no library, or no algorithm."""
-    recipe = _recipe(None, 0, x, y, dtype, "none", False, 0)
+    recipe = _recipe(None, xp, 0, x, y, dtype, "none", False, 0)
     if recipe.empty:
         return xp.zeros(recipe.shape, dtype)
     assert recipe.problem is not None
@@ -211,7 +218,7 @@ def _extended(
     a, b = address(x), address(y)
     c, to, bias_at, aux_at = (0 if t is None else address(t) for t in (added, out, bias, aux))
     low = a | b | c | to | bias_at | aux_at
-    recipe = _recipe(owner, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
+    recipe = _recipe(owner, xp, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
     plan = recipe.plan
     if plan is None:
         return None
@@ -241,22 +248,25 @@ def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> A
     return _extended(xp, x, w, "none" if bias is None else "bias", bias=bias, added=residual)
 
 
-def affine_gelu(xp: Any, x: Any, w: Any, bias: Any) -> Any:
-    """(gelu(h), h) for h = x @ w + bias in the tanh form; or None. gelu sees h before it is rounded."""
+def affine_gelu(xp: Any, x: Any, w: Any, bias: Any = None) -> Any:
+    """(gelu(h), h) for h = x @ w + bias in the tanh form, of halves; or None. gelu sees h before it is rounded.
+
+    cuBLASLt's gelu has a relative error of 2e-6, also in float64: too much for anything but halves.
+    """
     n = w.shape[1]
     owner = machine(xp)
-    if owner is None or n % AUX_MULTIPLE or not _fits(x.dtype, bias):
+    if owner is None or x.dtype not in HALF or n % AUX_MULTIPLE or not _fits(x.dtype, bias):
         return None
     h = owner.empty((*x.shape[:-1], n), x.dtype)
-    out = _extended(xp, x, w, "gelu_aux_bias", bias=bias, aux=h)
+    out = _extended(xp, x, w, "gelu_aux" if bias is None else "gelu_aux_bias", bias=bias, aux=h)
     return None if out is None else (out, h)
 
 
 def gelu_gradient(xp: Any, g: Any, w: Any, h: Any, sums: bool) -> Any:
-    """(dh, its sums over all rows or None) for dh = (g @ w.T) gelu'(h) in the tanh form; or None."""
+    """(dh, its sums over all rows or None) for dh = (g @ w.T) gelu'(h) in the tanh form, of halves; or None."""
     n = w.shape[0]
     owner = machine(xp)
-    if owner is None or n % AUX_MULTIPLE or not _fits(g.dtype, h):
+    if owner is None or g.dtype not in HALF or n % AUX_MULTIPLE or not _fits(g.dtype, h):
         return None
     columns = owner.empty((n,), g.dtype) if sums else None
     dh = _extended(xp, g, w.T, "dgelu_bgrad" if sums else "dgelu", bias=columns, aux=h)

@@ -36,13 +36,13 @@ def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
         out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
         return out.astype(x.dtype if dtype is None else dtype, copy=False)
     if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
-        return product(xp, _merged(x), y).reshape((*x.shape[:-1], y.shape[-1]))
+        return product(xp, merged(x), y).reshape((*x.shape[:-1], y.shape[-1]))
     if xp is np:
         x, y = _straight(x), _straight(y)
     return xp.matmul(x, y)
 
 
-def _merged(x: Any) -> Any:
+def merged(x: Any) -> Any:
     """All axes but the last merged."""
     return x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
 
@@ -140,13 +140,21 @@ def _operands(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
     return cast(x, dtype), cast(y, dtype)
 
 
-def _linear_forward(xp: Any, x: Any, w: Any, b: Any) -> Any:
-    if xp is np and x.size * w.shape[1] >= BIASED:
-        out = host_product(x if x.ndim == 2 else _merged(x), w, b)
+def affine(xp: Any, x: Any, w: Any, b: Any, residual: Any = None) -> Any:
+    """x @ w + b + residual of raw arrays of one dtype, rounded once; b and residual may be None."""
+    if xp is not np:
+        out = gemm.affine(xp, x, w, b, residual)
+        if out is not None:
+            return out
+    elif b is not None and x.size * w.shape[1] >= BIASED:
+        out = host_product(x if x.ndim == 2 else merged(x), w, b)
         if out is not None:
             return out if x.ndim == 2 else out.reshape((*x.shape[:-1], w.shape[1]))
     out = product(xp, x, w, FLOAT32 if x.dtype in HALF else None)
-    out += b.astype(out.dtype, copy=False)
+    if b is not None:
+        out += b.astype(out.dtype, copy=False)
+    if residual is not None:
+        out += residual.astype(out.dtype, copy=False)
     return out.astype(x.dtype, copy=False)
 
 
@@ -157,22 +165,26 @@ _column_sums = Primitive(
 )
 _linear = Primitive(
     "linear",
-    _linear_forward,
+    affine,
     half="storage",
     memory_bound=False,
     poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
     db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))) if g.device.launches else apply(_column_sums, (g,)),
+    dresidual=lambda g: g,
 )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor:
-    """Return the affine map `x @ weight + bias` as one operation.
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, /, *, residual: Tensor | None = None
+) -> Tensor:
+    """Return the affine map `x @ weight + bias`, plus `residual` where one is given.
 
-    Shapes: x [..., d_in], weight [d_in, d_out], bias [d_out] (or None), result [..., d_out]. The gradients are
-    g @ weight.T for x, x.T @ g over all rows at once for the weight, and the column sums of g for the bias. Half types
-    are rounded once, after the bias is added.
+    Shapes: x [..., d_in], weight [d_in, d_out], bias [d_out] (or None), residual and result [..., d_out]. The gradients are
+    g @ weight.T for x, x.T @ g over all rows at once for the weight, the column sums of g for the bias, and g for the
+    residual. On a GPU it is one operation, which starts its sums from the residual and rounds half types once; on the CPU
+    residual + linear(x, weight, bias).
 
     Errors: ValueError where the sizes do not fit.
 
@@ -180,13 +192,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor:
     >>> x, w = rt.ones((2, 3), device=rt.Cpu()), rt.ones((3, 4), device=rt.Cpu())
     >>> rt.linear(x, w, rt.ones(4, device=rt.Cpu())).tolist()[0]
     [4.0, 4.0, 4.0, 4.0]
+    >>> rt.linear(x, w, residual=rt.ones((2, 4), device=rt.Cpu())).tolist()[0]
+    [4.0, 4.0, 4.0, 4.0]
     """
     x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
+    if residual is not None:
+        return _added(x, weight, bias, as_tensor(residual, x, "linear"))
     if bias is None:
-        _check_linear(x.shape, weight.shape, None)
+        check_linear(x.shape, weight.shape, None)
         return matmul(x, weight)
     bias = as_tensor(bias, None, "linear")
-    _check_linear(x.shape, weight.shape, bias.shape)
+    check_linear(x.shape, weight.shape, bias.shape)
     if not x._data.dtype is weight._data.dtype is bias._data.dtype or x._data.dtype not in FLOATING:
         dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
         dtype = dtype if dtype in FLOATING else x.device.float_dtype
@@ -196,7 +212,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor:
     return apply(_linear, (x, weight, bias))
 
 
-def _check_linear(x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...] | None) -> None:
+def _added(x: Tensor, weight: Tensor, bias: Any, residual: Tensor) -> Tensor:
+    """The affine map plus a residual, in one operation where a GPU takes it so."""
+    bias = None if bias is None else as_tensor(bias, None, "linear")
+    check_linear(x.shape, weight.shape, None if bias is None else bias.shape)
+    shape = (*x.shape[:-1], weight.shape[1])
+    if residual.shape != shape:
+        raise ValueError(
+            f"linear: residual {residual.shape} does not fit the result {shape}; nothing broadcasts: "
+            f"rt.broadcast_to(residual, {shape})"
+        )
+    terms = (x, weight, residual) if bias is None else (x, weight, bias, residual)
+    if x.device.launches and x.ndim > 1 and x.dtype in FLOATING and all(t.dtype == x.dtype for t in terms):
+        return apply(_linear, (x, weight, bias, residual))
+    return residual + linear(x, weight, bias)
+
+
+def check_linear(x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...] | None) -> None:
     if not x or len(w) != 2 or x[-1] != w[0] or b not in (None, w[1:]):
         raise ValueError(
             f"linear: x {x}, weight {w}, bias {b} do not fit; needs x [..., d_in], weight [d_in, d_out], bias [d_out] "

@@ -13,8 +13,8 @@ from tests import specs
 NOT_OPERATIONS = {
     # making tensors from other things
     "tensor", "asarray", "from_dlpack", "empty", "empty_like",
-    # devices and dtypes
-    "default_device", "set_default_device",
+    # devices, dtypes and settings
+    "default_device", "set_default_device", "use_tf32",
     "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__",
 }
 

@@ -162,6 +162,12 @@ def activations(xp: Any, rng: Any, dtype: np.dtype, kind: str, rows: int, n: int
     if b is None:
         out = pointwise.activation_forward(xp, kind, x)
         dx, db = pointwise.activation_backward(xp, kind, g, x), None
+        again, over, sums = columns.activation_again(xp, kind, g.copy(), x, needs)
+        assert (again is not None, sums is not None) == tuple(map(bool, needs))
+        assert again is None or backend.to_host(again).tobytes() == backend.to_host(out).tobytes()
+        assert backend.to_host(over).tobytes() == backend.to_host(dx).tobytes()
+        if sums is not None:
+            close(sums, dz.sum(0), slack=64, scale=8 * np.sqrt(rows), name="sums")
     else:
         b = put(xp, b, shift)
         out = columns.bias_activation_forward(xp, kind, x, b)

@@ -66,7 +66,6 @@ CASES = {
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
     "rotary": Case(_rotary, ((2, 5, 3, N),), ("rotary",), ("rotary",)),
     "rotary of a sequence": Case(lambda d, x: rt.reshape(_rotary(d, x), (6, 5, 24)), ((1, 5, 6, 24),), ("rotary",), ("rotary",)),
-    "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_sum", "columns_finish")),
     "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
 }  # fmt: skip
 

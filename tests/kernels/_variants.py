@@ -45,7 +45,7 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
             yield f"{kind} {name}, {where}", kernel
     for name in ("silu_mul_forward", "silu_mul_backward"):
         yield f"{name}, {where}", pointwise._kernel("silu_mul.cu", name, dtype, vector, 2, 0)
-    for name in ("bias_activation_forward", "bias_activation_backward"):
+    for name in ("bias_activation_forward", "bias_activation_backward", "activation_again"):
         yield f"gelu_tanh {name}, {where}", columns._kernel(name, dtype, dtype, vector, 1)
     yield f"columns_sum, {where}", columns._kernel("columns_sum", dtype, dtype, vector, -1)
     yield f"columns_norm, {where}", columns._kernel("columns_norm", dtype, dtype, vector, -2)

@@ -42,6 +42,14 @@ ROWS = [
         lambda x, w, b: x @ w + b, tag="row",
     ),
     Spec("linear", lambda x, w: rt.linear(x, w), normal((4, 3), (3, 2)), lambda x, w: x @ w, tag="no-bias"),
+    Spec(
+        "linear", lambda x, w, b, r: rt.linear(x, w, b, residual=r), normal((2, 2, 3), (3, 2), (2,), (2, 2, 2)),
+        lambda x, w, b, r: x @ w + b + r, tag="residual",
+    ),
+    Spec(
+        "linear", lambda x, w, r: rt.linear(x, w, residual=r), normal((4, 3), (3, 2), (4, 2)),
+        lambda x, w, r: x @ w + r, tag="residual-no-bias",
+    ),
     Spec("vecdot", lambda x, y: rt.vecdot(x, y), normal((2, 3), (2, 3)), lambda x, y: (x * y).sum(-1)),
     Spec(
         "vecdot", lambda x, y: rt.vecdot(x, y, axis=-2), normal((3, 2), (4, 3, 1)),

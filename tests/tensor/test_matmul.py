@@ -1,10 +1,6 @@
 """Matrix products: shapes, layouts, half types, integers and errors, beside the rows of tests/specs/matmul.py."""
 from __future__ import annotations
 
-import ctypes
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +8,6 @@ from hypothesis import strategies as st
 
 import ruda_autodiff as ra
 import ruda_tensor as rt
-from ruda_tensor.kernels import gemm
 
 from ._helpers import CPU, close
 
@@ -190,6 +185,9 @@ X = rt.zeros((2, 3), device=CPU)
         (lambda: rt.linear(X, rt.zeros((2, 3)), rt.zeros(3)), ValueError, "w.mT"),
         (lambda: rt.linear(X, rt.zeros((3, 2)), rt.zeros(3)), ValueError, r"bias \(3,\) do not fit"),
         (lambda: rt.linear(X, rt.zeros((3, 2)), rt.zeros((1, 2))), ValueError, "do not fit"),
+        (lambda: rt.linear(X, X.mT, residual=rt.zeros(2)), ValueError, r"residual \(2,\) does not fit the result \(2, 2\)"),
+        (lambda: rt.feed_forward(X, X.mT, None, X.mT, None), ValueError, "do not fit"),
+        (lambda: rt.feed_forward(X, X.mT, None, X, None, residual=rt.zeros(3)), ValueError, "nothing broadcasts"),
         (lambda: rt.vecdot(X, rt.zeros(2)), ValueError, "must be equal"),
         (lambda: rt.vecdot(X, rt.tensor(1.0)), ValueError, "holds no vector"),
         (lambda: rt.tensordot(X, X.mT), ValueError, "pairs must be equal"),
@@ -200,111 +198,6 @@ X = rt.zeros((2, 3), device=CPU)
 def test_errors_say_what_was_given_and_what_is_needed(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@given(st.data())
-def test_the_layouts_handed_to_cublas_describe_the_operands(data):
-    """Reads memory as cuBLAS would, by flag, leading dimension and batch stride, and finds the operand again."""
-    shape = tuple(data.draw(st.integers(1, 4)) for _ in range(data.draw(st.integers(2, 4))))
-    order = data.draw(st.permutations(range(len(shape))))
-    steps = [data.draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in shape]
-    a = np.arange(np.prod(shape) * 40, dtype=np.float16)[: np.prod(shape)].reshape(shape).transpose(order)
-    a = a[tuple(slice(None, None, s) for s in steps)]
-    batch = (data.draw(st.integers(1, 2)), *[b if b > 1 else data.draw(st.integers(1, 3)) for b in a.shape[:-2]])
-    batch = batch if a.ndim > 2 else data.draw(st.sampled_from([(), batch]))
-    array, flag, lead, stride = gemm._operand(np, a, batch)
-    rows, columns = a.shape[-2:]
-    assert lead >= (rows if flag else columns) and stride >= 0
-    count = int(np.prod(batch))
-    strides = [stride * 2, 2, lead * 2] if flag else [stride * 2, lead * 2, 2]
-    read = np.lib.stride_tricks.as_strided(array, (count, rows, columns), strides)
-    expected = np.broadcast_to(a, (*batch, rows, columns)).reshape(count, rows, columns)
-    assert np.array_equal(read, expected)
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (3, 64, 64), (2, 3, 64, 64)])
-def test_transposed_and_shared_operands_reach_cublas_without_a_copy(shape):
-    a = np.zeros(shape, np.float16)
-    for view in (a, a.swapaxes(-1, -2), a[..., :32], a[:1]):
-        batch = view.shape[:-2] or (5,)
-        array, *_ = gemm._operand(np, view, batch)
-        assert np.shares_memory(array, a)
-    assert gemm._operand(np, np.zeros((64, 64), np.float16), (7,))[3] == 0
-
-
-class _Addressed(np.ndarray):
-    """A host array that tells its address as CuPy's arrays do."""
-
-    @property
-    def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data)
-
-
-class _FakeCublas:
-    """cuBLAS's contract in NumPy: column-major matrices at addresses, op(A) op(B) for each of a batch."""
-
-    KINDS = {0: rt.float32, 1: rt.float64, 2: rt.float16, 14: rt.bfloat16}
-    modes = []
-
-    def setMathMode(self, handle, mode):
-        self.modes.append(mode)
-
-    def read(self, address, kind, rows, columns, lead, stride, count):
-        dtype = self.KINDS[kind]
-        assert lead >= rows
-        size = (count - 1) * stride + (columns - 1) * lead + rows
-        memory = np.frombuffer((ctypes.c_char * (size * dtype.itemsize)).from_address(address), dtype)
-        strides = [n * dtype.itemsize for n in (stride, 1, lead)]
-        return np.lib.stride_tricks.as_strided(memory, (count, rows, columns), strides)
-
-    def gemmStridedBatchedEx(self, handle, ta, tb, m, n, k, alpha, a, a_kind, lda, sa, b, b_kind, ldb, sb, beta,
-                             c, c_kind, ldc, sc, count, compute, algorithm):  # fmt: skip
-        scalar = ctypes.c_double if compute == 70 else ctypes.c_float
-        assert (scalar.from_address(alpha).value, scalar.from_address(beta).value) == (1, 0)
-        left = self.read(a, a_kind, *((k, m) if ta else (m, k)), lda, sa, count).astype(np.float64)
-        right = self.read(b, b_kind, *((n, k) if tb else (k, n)), ldb, sb, count).astype(np.float64)
-        left, right = (x.swapaxes(1, 2) if flag else x for x, flag in ((left, ta), (right, tb)))
-        out = self.read(c, c_kind, m, n, ldc, sc, count)
-        out[...] = left @ right
-
-
-@given(st.data())
-def test_what_cublas_is_asked_for_is_the_product(data):
-    def array(batch, rows, columns, seed):
-        values = np.random.default_rng(seed).integers(-3, 4, (*batch, rows, columns)).astype(dtype)
-        how = data.draw(st.sampled_from(["plain", "transposed", "moved", "reversed", "steps"]))
-        if how == "transposed":
-            values = values.swapaxes(-1, -2).copy().swapaxes(-1, -2)
-        if how == "moved":
-            values = np.moveaxis(np.moveaxis(values, 0, -1).copy(), -1, 0)
-        if how == "reversed":
-            values = values[..., ::-1].copy()[..., ::-1]
-        if how == "steps":
-            values = np.repeat(values, 2, axis=-1)[..., ::2]
-        return values.view(_Addressed)
-
-    m, k, n = (data.draw(st.integers(0, 3)) for _ in range(3))
-    dtype = data.draw(st.sampled_from([rt.float16, rt.bfloat16, rt.float32, rt.float64]))
-    batch = data.draw(st.lists(st.integers(1, 3), max_size=2))
-    first, second = ([data.draw(st.sampled_from([1, b])) for b in batch[data.draw(st.integers(0, 2)) :]] for _ in "xy")
-    x, y = array(first, m, k, 0), array(second, k, n, 1)
-    wide = data.draw(st.booleans()) and dtype != rt.float64
-    fake = {
-        "empty": lambda *args: np.empty(*args).view(_Addressed),
-        "ascontiguousarray": lambda a: np.ascontiguousarray(a).view(_Addressed),
-        "broadcast_to": lambda a, shape: np.broadcast_to(a, shape, subok=True),
-        "cuda": SimpleNamespace(device=SimpleNamespace(get_cublas_handle=lambda: 0)),
-    }
-    _FakeCublas.modes = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemm.backend, "cupy", lambda: SimpleNamespace(**fake))
-        patch.setitem(sys.modules, "cupy_backends.cuda.libs", SimpleNamespace(cublas=_FakeCublas()))
-        patch.setitem(sys.modules, "cupy_backends", SimpleNamespace())
-        patch.setitem(sys.modules, "cupy_backends.cuda", SimpleNamespace())
-        found = gemm.matmul(x, y, rt.float32 if wide else None)
-    assert found.dtype == (rt.float32 if wide else dtype)
-    assert np.array_equal(np.asarray(found, np.float64), np.matmul(x.astype(np.float64), y.astype(np.float64)))
-    assert _FakeCublas.modes in ([], [16, 0])  # the math mode is put back
 
 
 @pytest.mark.gpu
