@@ -79,14 +79,15 @@ from .ops.softmax import *  # noqa: F403
 from .ops.sort import *  # noqa: F403
 from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
+from .static import GraphOp, StaticGraph
 from .tensor import Tensor
 
 from .creation import tensor  # isort: skip  (the submodule of that name is not meant)
 
 __all__ = [
-    "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "NoUsableGpu", "Tensor", "bfloat16", "bool", "default_device",
-    "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi",
-    "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
+    "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "GraphOp", "NoUsableGpu", "StaticGraph", "Tensor", "bfloat16",
+    "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int16", "int32", "int64", "int8", "linalg",
+    "nan", "newaxis", "pi", "random", "set_default_device", "uint16", "uint32", "uint64", "uint8",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__
