@@ -46,17 +46,17 @@ def last_uses(steps: list[Step], outputs: tuple[str, ...]) -> list[tuple[str, ..
     return [tuple(names) for names in dead]
 
 
-def workspace(steps: list[Step], dead: list[tuple[str, ...]] | None) -> int:
+def workspace(steps: list[Step], outputs: tuple[str, ...], dead: list[tuple[str, ...]] | None) -> int:
     """Bytes of one buffer per result or, where `dead` says what is free, with free buffers of one shape and dtype reused.
 
-    The result of a step never takes the buffer of what the step reads.
+    Outputs have buffers of their own, and the result of a step never takes the buffer of what the step reads.
     """
     total = 0
     made: dict[str, Any] = {}
     free: Counter[Any] = Counter()
     for i, step in enumerate(steps):
         like = made[step.output] = step.shape, step.dtype
-        if free[like]:
+        if step.output not in outputs and free[like]:
             free[like] -= 1
         else:
             total += step.nbytes
