@@ -152,7 +152,8 @@ def tensors(device, dtype, x, y=None):
 
 def same_bits(found, expected):
     assert found.shape == expected.shape and found.dtype == expected.dtype
-    np.testing.assert_array_equal(found.numpy().view(f"u{found.dtype.itemsize}"), expected.numpy().view(f"u{found.dtype.itemsize}"))
+    integers = f"u{found.dtype.itemsize}"
+    np.testing.assert_array_equal(found.numpy().view(integers), expected.numpy().view(integers))
 
 
 def eager(inputs, nodes):

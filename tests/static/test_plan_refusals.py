@@ -30,7 +30,8 @@ def ones(*shape, dtype=rt.float32):
 
 
 def inputs():
-    return {"x": ones(2, 3), "y": ones(2, 3), "m": ones(3, 4), "w": ones(3), "b": ones(2, 3, 4), "h": ones(2, 3, dtype=rt.float16)}
+    shapes = {"x": (2, 3), "y": (2, 3), "m": (3, 4), "w": (3,), "b": (2, 3, 4)}
+    return {name: ones(*shape) for name, shape in shapes.items()} | {"h": ones(2, 3, dtype=rt.float16)}
 
 
 def refused(match, nodes, given=None, **options):

@@ -14,7 +14,9 @@ from ruda_tensor.static import plan as plan_module
 from ._plans import DTYPES, EAGER, FLOAT64, eager, inputs_for, same_bits, tensors
 
 GraphOp, StaticGraph = rt.GraphOp, rt.StaticGraph
-GATE = [GraphOp("mm", "h", "x", "w"), GraphOp.silu("s", "h"), GraphOp.mul("p", "s", "h"), GraphOp("mean_keepdim", "m", "p", scalar=2)]
+GATE = [
+    GraphOp("mm", "h", "x", "w"), GraphOp.silu("s", "h"), GraphOp.mul("p", "s", "h"), GraphOp("mean_keepdim", "m", "p", scalar=2),
+]  # fmt: skip
 
 
 def layer(device, dtype=rt.float32, seed=0):
