@@ -10,6 +10,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.static import slopes
 
 from ._shim import COMPILER, on_shim
 
@@ -58,6 +59,9 @@ CASES = {
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
     "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_sum", "columns_finish")),
     "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
+    "silu_backward": Case(lambda d, g, x: slopes.silu_backward(g, x), ((5, 33), (5, 33)), ("activation_backward",), ()),
+    "softmax_backward": Case(lambda d, g, y: slopes.softmax_backward(g, y, 1), ((7, 33), (7, 33)), ("softmax_backward",), ()),
+    "log_softmax_backward": Case(lambda d, g, y: slopes.log_softmax_backward(g, y, 1), ((7, 33),) * 2, ("softmax_backward",), ()),
 }  # fmt: skip
 
 
