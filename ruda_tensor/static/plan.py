@@ -86,8 +86,8 @@ class Plan(StaticGraph):
         self._steps = fused(pruned(steps, names), names) if optimize else steps
         dead = last_uses(self._steps, names)
         self._dead = dead if reuse_workspace else None
-        used = [workspace(*plan) for plan in ((self._steps, names, self._dead), (self._steps, names, None), (steps, names, None))]
-        self._sizes = len(self._steps), *used
+        logical, unoptimized = workspace(self._steps, names, None), workspace(steps, names, None)
+        self._sizes = len(self._steps), workspace(self._steps, names, self._dead), logical, unoptimized
         self._outputs: dict[str, Tensor] = {}
         self._scratch: dict[str, Tensor] = {}  # results that are no outputs: a recorded graph writes to them at each launch
         self._held: dict[str, Any] = {}  # buffers of inputs that were bound to other memory after the recording
