@@ -178,8 +178,8 @@ def checked_outputs(outputs: Any, steps: list[Step], last: str) -> tuple[str, ..
     """The names that a replay returns: those asked for, or the last node's."""
     if outputs is None:
         return (last,)
-    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    made = {step.output for step in steps}
+    names = tuple(outputs) if isinstance(outputs, Iterable) and not isinstance(outputs, str) else (outputs,)
+    made = [step.output for step in steps]
     unknown = [name for name in names if name not in made]
     if not names or unknown:
         raise ValueError(

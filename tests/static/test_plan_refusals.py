@@ -87,6 +87,8 @@ def test_RULE_80_outputs_are_unique_results():
     refused(r"\['x'\] are none", nodes, outputs=("a", "x"))
     refused(r"\['q'\] are none", nodes, outputs="q")
     refused("at least one", nodes, outputs=())
+    refused(r"\[3\] are none", nodes, outputs=3)
+    refused(r"\[\['a'\]\] are none", nodes, outputs=[["a"]])
 
 
 @pytest.mark.parametrize("optimize", [False, True])
