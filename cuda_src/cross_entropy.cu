@@ -1,5 +1,6 @@
 // Cross-entropy of logits (rows, n) with class ids, one read of the logits each way. Forward keeps two numbers per row:
 // top = max(x) and whole = sum(exp(x - top)). WEIGHTED 1: class weights; SMOOTHED 1: label smoothing.
+// An id that is no class, and not the ignored one, makes its row's loss and gradient NaN.
 // With z = x - top:  loss = own (keep (log whole - z_own) + each sum(w (log whole - z))), own = w of the row's class.
 #include "rows.cuh"
 
@@ -64,9 +65,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_forward(
         whole = reduce.sum(whole);
         if (threadIdx.x == 0) {
             const i64 id = targets[row];
-            const bool counted = !(ignoring && id == ignore) && id >= 0 && id < n;
             Real own = 0, loss = 0;
-            if (counted) {
+            if (ignoring && id == ignore) {
+            } else if (id < 0 || id >= n) {
+                own = loss = NOT_A_NUMBER;
+            } else {
                 const Real logs = log_of(whole);
                 own = WEIGHTED ? weight[id] : Real(1);
                 loss = own * keep * (logs - (widen(source[id]) - top));
@@ -110,11 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_backward(
 ) {
     for (i64 row = FIRST_ROW; row < rows; row += ROW_STEP) {
         const i64 id = targets[row];
-        const bool counted = !(ignoring && id == ignore) && id >= 0 && id < n;
+        const bool ignored = ignoring && id == ignore, wrong = id < 0 || id >= n;
         const T* source = x + row * n;
         T* target = dx + row * n;
-        if (!counted) {  // 0 also where such a row holds NaN
-            for (int c = threadIdx.x * VECTOR; c < n; c += STRIDE) store(target + c, Vector{});
+        if (ignored || wrong) {  // 0 also where an ignored row holds NaN
+            Vector fill;
+            EACH_OF(k) narrow(ignored ? Real(0) : Real(NOT_A_NUMBER), fill.at[k]);
+            for (int c = threadIdx.x * VECTOR; c < n; c += STRIDE) store(target + c, fill);
             continue;
         }
         const Real mass = WEIGHTED ? factor[1] : Real(n);

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cross_entropy_total(
     if (threadIdx.x == 0) narrow(mean ? (count != 0 ? total / count : Real(0)) : total, out[0]);
 }
 
-// factor = {1 / sum of own weights of the rows that count (0 for none; 1 unless `mean`), sum of all class weights}.
+// factor = {1 / sum of own weights of the rows that count and have a class (0 for none; 1 unless `mean`), sum of all class weights}.
 extern "C" __global__ void __launch_bounds__(BLOCK) cross_entropy_factor(
     const i64* __restrict__ targets, const Real* __restrict__ weight, Real* __restrict__ factor, i64 rows, int n,
     i64 ignore, int ignoring, int mean

@@ -2,6 +2,7 @@
 #include "types.cuh"
 
 #define INFINITE __uint_as_float(0x7f800000u)
+#define NOT_A_NUMBER __uint_as_float(0x7fc00000u)
 
 // exp and 1 / x for results that are stored as S: half types need only 2^-12 of them, and the quick ones save time.
 template <class S> struct For {

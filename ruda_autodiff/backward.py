@@ -15,6 +15,7 @@ import numpy as np
 import ruda_tensor as rt
 from ruda_tensor.dtypes import FLOAT32, HALF
 from ruda_tensor.operation import Composite, Variadic, widen
+from ruda_tensor.owning import last_holder
 from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
@@ -55,13 +56,15 @@ class Walk:
 
     `grads` holds the gradient that has arrived so far at each waiting node. A first contribution is borrowed as it
     is; a second allocates a sum, which is then ours (`owned`) and takes further ones in place. The gradient of a half
-    tensor is summed in float32 and rounded once, when it is complete.
+    tensor is rounded once, when it is complete: two contributions wait side by side (`seconds`), for their sum is one
+    operation, and a third makes it a sum in float32.
     """
 
     def __init__(self, retain_graph: bool, order: int) -> None:
         self.retain, self.order = retain_graph, order
         self.grads: dict[Node, Tensor] = {}
         self.owned: set[Node] = set()
+        self.seconds: dict[Node, Tensor] = {}
         self.heap: list[tuple[int, Node]] = []
         self.leaves: dict[Node, Tensor] = {}
         self.values: dict[Node, Tensor] = {}  # what balanced checkpointing has computed again and still needs
@@ -72,16 +75,25 @@ class Walk:
             g = unbroadcast(g, node.shape)
         grads = self.grads
         old = grads.get(node)
-        if node.dtype in HALF:
-            if old is not None:
-                g = rt.astype(g, FLOAT32)
-                old = rt.astype(old, FLOAT32)
-        elif g._data.dtype is not node.dtype:
+        half = node.dtype in HALF
+        if not half and g._data.dtype is not node.dtype:
             g = rt.astype(g, node.dtype)
         if old is None:
             grads[node] = g
             heappush(self.heap, (node.age, node))
-        elif node in self.owned:
+            return
+        if half:
+            if node not in self.owned:
+                second = self.seconds.pop(node, None)
+                if second is None:
+                    self.seconds[node] = g
+                    return
+                old = rt.add(rt.astype(old, FLOAT32), rt.astype(second, FLOAT32))
+                grads[node] = old
+                if self.order == 1:
+                    self.owned.add(node)
+            g = rt.astype(g, FLOAT32)
+        if node in self.owned:
             with g.device.guard():
                 g.device.xp.add(old._data, g._data, out=old._data)
         else:
@@ -103,6 +115,8 @@ class Walk:
         while heap and heap[0][0] < until:
             node = heappop(heap)[1]
             g = grads.pop(node)
+            if node in self.seconds:
+                g = self.total(node, g)
             plan = node.plan
             if plan is None:
                 self.leaves[node] = g if g._data.dtype is node.dtype else rt.astype(g, node.dtype)
@@ -129,6 +143,18 @@ class Walk:
                         add(parent, gradient)
             if not retain:
                 node.parents = node.kept = None
+
+    def arrived(self, node: Node) -> Tensor | None:
+        """What has arrived at a node that was not reached yet."""
+        g = self.grads.get(node)
+        return self.total(node, g) if g is not None and node in self.seconds else g
+
+    def total(self, node: Node, g: Tensor) -> Tensor:
+        """The sum of the two contributions to a half tensor's gradient, rounded once."""
+        second = self.seconds.pop(node)
+        if g.dtype != second.dtype:
+            g, second = rt.astype(g, FLOAT32), rt.astype(second, FLOAT32)
+        return rt.add(g, second)
 
     def add_output(self, node: Node, index: int, count: int, g: Tensor) -> None:
         """Add the gradient of one of several results of an operation; the node waits until it is its turn."""
@@ -186,16 +212,26 @@ class Walk:
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
         (kept, extras), static = node.kept
-        arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
         with device.guard():
-            result = None
-            if device.launches and op.fused is not None:
-                result = op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static)
+            result, fused = None, op.fused if device.launches else None
+            spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
+            if spend:
+                node.parents = node.kept = None  # consumed, also where what follows fails
+            arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
+            if fused is not None:
+                result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
             return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
+
+    def may_spend(self, op: Composite, kept: list, device: Any) -> dict[str, bool]:
+        """{"spend": True} where nobody but this walk, which comes once, can see the kept array that a backward may reuse."""
+        assert op.fused is not None
+        if self.retain or mode.anomaly:
+            return {}
+        return {"spend": True} if last_holder(kept, op.keeps.index(op.fused.spends), device.xp) else {}
 
 
 def unbroadcast(g: Tensor, shape: tuple[int, ...]) -> Tensor:

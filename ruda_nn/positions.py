@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import ruda_tensor as rt
-from ruda_tensor.dtypes import HALF, promote_types
+from ruda_tensor.dtypes import promote_types
 from ruda_tensor.ops._common import floating
 
 from .config import Config, is_whole
@@ -28,11 +28,9 @@ def _angles(length: int, size: int, theta: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _rotary_table(length: int, size: int, theta: float, dtype: Any, device: Any) -> tuple[rt.Tensor, rt.Tensor]:
-    """(cos, cos) and (-sin, sin), each (length, size)."""
+    """cos and sin, each (length, size / 2)."""
     angles = _angles(length, size, theta)
-    cos, sin = np.cos(angles), np.sin(angles)
-    parts = np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
-    return rt.tensor(parts[0], dtype=dtype, device=device), rt.tensor(parts[1], dtype=dtype, device=device)
+    return rt.tensor(np.cos(angles), dtype=dtype, device=device), rt.tensor(np.sin(angles), dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=8)
@@ -77,15 +75,10 @@ class Rotary(Module):
         if x.ndim < 2 or x.shape[-1] < n:
             fitting = "x[None]" if x.ndim < 2 else f"RotaryConfig(d_head={x.shape[-1]})"
             raise ValueError(f"Rotary: rotates {n} features of x [..., T, D], got {x.shape}; {fitting}")
-        if x.dtype in HALF:
-            return self.forward(x.astype(rt.float32), offset).astype(x.dtype)
-        if x.shape[-1] > n:
-            turned, rest = rt.split(x, [n, x.shape[-1] - n], axis=-1)
-            return rt.concat([self.forward(turned, offset), rest], axis=-1)
-        end = offset + x.shape[-2]
+        end, dtype = offset + x.shape[-2], promote_types(x.dtype, rt.float32)
         # Lengths are rounded up, so that decoding step by step finds its table made.
-        cos, sin = _rotary_table(1 << max(63, end - 1).bit_length(), n, self.theta, x.dtype, x.device)
-        return x * cos[offset:end] + rt.roll(x, n // 2, axis=-1) * sin[offset:end]
+        cos, sin = _rotary_table(1 << max(63, end - 1).bit_length(), n, self.theta, dtype, x.device)
+        return rt.rotary(x, cos[offset:end], sin[offset:end])
 
 
 class RotaryConfig(Config):

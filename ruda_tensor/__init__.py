@@ -27,6 +27,8 @@ from .dtypes import UINT32 as uint32
 from .dtypes import UINT64 as uint64
 from .dtypes import FloatDType
 from .inspection import *  # noqa: F403
+from .kernels.gate import use_fused
+from .kernels.launch import KernelError
 from .ops import activation as _activation
 from .ops import arithmetic as _arithmetic
 from .ops import attention as _attention
@@ -46,6 +48,7 @@ from .ops import norm as _norm
 from .ops import pool as _pool
 from .ops import reduce as _reduce
 from .ops import resample as _resample
+from .ops import rotary as _rotary
 from .ops import scan as _scan
 from .ops import sets as _sets
 from .ops import shape as _shape
@@ -72,6 +75,7 @@ from .ops.norm import *  # noqa: F403
 from .ops.pool import *  # noqa: F403
 from .ops.reduce import *  # noqa: F403
 from .ops.resample import *  # noqa: F403
+from .ops.rotary import *  # noqa: F403
 from .ops.scan import *  # noqa: F403
 from .ops.sets import *  # noqa: F403
 from .ops.shape import *  # noqa: F403
@@ -79,15 +83,17 @@ from .ops.softmax import *  # noqa: F403
 from .ops.sort import *  # noqa: F403
 from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
+from .recording import CaptureError
 from .static import GraphOp, StaticGraph
 from .tensor import Tensor
 
 from .creation import tensor  # isort: skip  (the submodule of that name is not meant)
 
 __all__ = [
-    "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "GraphOp", "NoUsableGpu", "StaticGraph", "Tensor", "bfloat16",
-    "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int16", "int32", "int64", "int8", "linalg",
-    "nan", "newaxis", "pi", "random", "set_default_device", "uint16", "uint32", "uint64", "uint8",
+    "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "GraphOp", "KernelError", "NoUsableGpu",
+    "StaticGraph", "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8",
+    "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32",
+    "uint64", "use_fused",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__
@@ -110,6 +116,7 @@ __all__ += _norm.__all__
 __all__ += _pool.__all__
 __all__ += _reduce.__all__
 __all__ += _resample.__all__
+__all__ += _rotary.__all__
 __all__ += _scan.__all__
 __all__ += _sets.__all__
 __all__ += _shape.__all__

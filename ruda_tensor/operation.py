@@ -239,11 +239,14 @@ class Fused(NamedTuple):
 
     A body returns None where its kernel does not take these arrays, or where kernels are off: then the plain body runs.
     It gets half arrays as they are. Both forwards keep the same residuals, so any forward goes with any backward.
+    `spends`: the kept input over which the backward may write its gradient where it is called with `spend=True`,
+    because nobody else will read it.
     """
 
     sources: str
     forward: Callable
     backward: Callable
+    spends: str = ""
 
 
 class Composite:

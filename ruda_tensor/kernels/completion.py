@@ -37,12 +37,3 @@ def idle(device: int) -> bool:
 def address(array: Any) -> tuple[int, tuple[int, ...]]:
     """Where an array begins and how it lies: what a recorded launch remembers of it."""
     return array.data.ptr, array.strides
-
-
-def recorder(device: int) -> Any:
-    """An empty recording for a GPU, or None where launches cannot be recorded."""
-    try:
-        from .capture import Recording  # type: ignore[import-not-found]
-    except ModuleNotFoundError:
-        return None
-    return Recording(device)

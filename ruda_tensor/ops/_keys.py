@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from .. import backend
-from ..dtypes import BOOL, INT64, INTEGER
+from ..dtypes import BOOL, INT64, INTEGER, UINT64
+from ..kernels.capture import capturing
 from ..tensor import Tensor
 
+NOWHERE = -(2**63)  # the index, in a captured step, of what is no element: picking gives NaN, and nothing is added there
 PLAIN = frozenset((int, slice, type(None), type(Ellipsis)))
 
 
@@ -23,12 +25,20 @@ def is_plain(key: Any) -> bool:
 def checked(index: Any, size: int, name: str, device: Any) -> Any:
     """Return integer indices into an axis of `size` as non-negative int64, or raise IndexError.
 
-    CuPy would read foreign memory, so values are looked at on every device; on a GPU this waits for it.
+    CuPy would read foreign memory, so values are looked at on every device; on a GPU this waits for it. In a step that
+    is being captured nothing can wait, and what is out of range becomes `NOWHERE` (see `nowhere`).
     """
     if index.dtype not in INTEGER:
         raise TypeError(f"{name}: indices must be integers, got {index.dtype}; convert them: i.astype(rt.int64)")
     xp = device.xp
+    if index.size and device.launches and capturing():
+        signed = index.astype(INT64, copy=False)
+        signed = xp.where(signed < 0, signed + size, signed)
+        return xp.where((signed < 0) | (signed >= size), NOWHERE, signed)
     if index.size:
+        signed = index.astype(INT64, copy=False)
+        if int(signed.view(UINT64).max()) < size:  # what is negative is a huge number there
+            return signed
         low, high = int(index.min()), int(index.max())
         if low < -size or high >= size:
             wrong = high if high >= size else low
@@ -37,6 +47,14 @@ def checked(index: Any, size: int, name: str, device: Any) -> Any:
         index = index.astype(INT64, copy=False)
         return xp.where(index < 0, index + size, index) if low < 0 else index
     return index.astype(INT64, copy=False)
+
+
+def nowhere(total: Any, device: Any, *indices: Any) -> Any:
+    """Return indices computed from others, with NOWHERE for those of which one is: arithmetic does not keep it."""
+    if device.launches and capturing():
+        for index in indices:
+            total = device.xp.where(index == NOWHERE, NOWHERE, total)
+    return total
 
 
 def index_array(value: Any, device: Any, name: str) -> Any:
@@ -175,4 +193,4 @@ def _merged(found: list[tuple[int, int, Any]], device: Any, name: str) -> Any:
         except ValueError:
             shapes = ", ".join(str(a.shape) for a in arrays)
             raise IndexError(f"{name}: index arrays of {shapes} do not broadcast; sizes must be equal or 1") from None
-    return total
+    return nowhere(total, device, *arrays)

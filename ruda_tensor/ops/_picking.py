@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import FLOATING
 from ..kernels import segments
-from ..operation import Primitive, apply
+from ..kernels.capture import capturing
+from ..operation import Primitive, apply, round_to, widen
 from ._sums import total
 from .shape import reshape
 
@@ -49,9 +51,26 @@ assign_key = Primitive(
     dy=lambda g, key: apply(slice_key, (g,), {"key": key}),
 )
 
+
+def poisoned(xp: Any, out: Any, wrong: Any) -> Any:
+    """`out`, a floating array, with NaN where `wrong` holds."""
+    return xp.where(wrong, np.float32(np.nan), out).astype(out.dtype)
+
+
+def _take_forward(xp: Any, x: Any, index: Any, *, axis: int, distinct: bool) -> Any:
+    out = segments.take(xp, x, index, axis)
+    if out is None:
+        out = x.take(index, axis)
+        if capturing() and x.dtype in FLOATING:  # nobody has looked at the indices
+            size = x.shape[axis]
+            wrong = (index < -size) | (index >= size)
+            out = poisoned(xp, out, wrong.reshape(index.shape + (1,) * (x.ndim - 1 - axis)))
+    return out
+
+
 take_index = Primitive(
     "take",
-    lambda xp, x, index, *, axis, distinct: x.take(index, axis),
+    _take_forward,
     half="storage",
     dx=lambda g, index, x_shape, axis, distinct: apply(
         accumulate_index, (g, index), {"size": x_shape[axis], "axis": axis, "distinct": distinct}
@@ -64,7 +83,9 @@ def add_rows(xp: Any, rows: Any, index: Any, out: Any) -> Any:
     n, width = rows.shape
     if not rows.size:
         return out
-    if segments.available(xp):
+    if segments.add(xp, rows, index, out) is not None:
+        return out
+    if xp is not np:
         return segments.add_rows(rows, index, out)
     if n * width > 750 * min(n, len(out)):  # few long segments: whole rows are summed at a time
         order = np.argsort(index, kind="stable")
@@ -85,20 +106,25 @@ def _accumulate_forward(xp: Any, g: Any, index: Any, *, size: int, axis: int, di
     before, after = g.shape[:axis], g.shape[axis + index.ndim :]
     g = g.reshape((*before, index.size, *after))
     index = index.reshape(-1)
-    if distinct:
+    if distinct and not capturing():  # where nobody has looked at the indices, some may be no row
         out = xp.zeros((*before, size, *after), g.dtype)
         out[(slice(None),) * axis + (index,)] = g
         return out
     width = math.prod(before) * math.prod(after)
-    rows = xp.moveaxis(g, axis, 0) if axis else g
-    out = xp.zeros((size, *before, *after), g.dtype)
-    add_rows(xp, rows.reshape((len(index), width)), index, out.reshape((size, width)))
+    rows = (xp.moveaxis(g, axis, 0) if axis else g).reshape((len(index), width))
+    out = segments.accumulate(xp, rows, index, size)
+    if out is None:
+        (rows,), half = widen([rows])
+        out = add_rows(xp, rows, index, xp.zeros((size, width), rows.dtype))
+        out = out if half is None else round_to(out, half)
+    out = out.reshape((size, *before, *after))
     return xp.moveaxis(out, 0, axis) if axis else out
 
 
 accumulate_index = Primitive(
     "accumulate",
     _accumulate_forward,
+    half="storage",
     poles=True,
     dg=lambda g, index, axis, distinct: apply(take_index, (g, index), {"axis": axis, "distinct": distinct}),
 )

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..dtypes import FLOAT32, FLOATING, HALF, INT64, INTEGER, UINT64
 from ..kernels import cross_entropy as kernels
+from ..kernels.capture import capturing
 from ..kernels.host import cross_entropy as host
 from ..operation import Composite, Fused, call
 from ..tensor import Tensor
@@ -41,10 +44,15 @@ class _Rows:
     ) -> None:
         self.classes = targets.reshape((x.shape[0], 1, *x.shape[2:]))
         self.counted, one = None, 1.0
+        wrong = (self.classes < 0) | (self.classes >= x.shape[1]) if capturing() else None
         if ignore is not None:
             self.counted = self.classes != ignore
             self.classes = xp.where(self.counted, self.classes, 0)
             one = self.counted.astype(x.dtype)
+        if wrong is not None:  # nobody has looked at the ids
+            wrong = wrong if self.counted is None else wrong & self.counted
+            one = xp.where(wrong, x.dtype.type(np.nan), one).astype(x.dtype)
+            self.classes = xp.where(wrong, 0, self.classes)
         own, self.weight, self.mass = one, 1.0, x.shape[1]
         if weight is not None:
             weight = weight.astype(x.dtype, copy=False)
@@ -155,14 +163,16 @@ def _expression(
     return cast(losses if reduction == "none" else add_up(losses), logits.dtype)
 
 
-def _fused_backward(xp: Any, *kept: Any, needs: tuple, **static: Any) -> tuple | None:
-    dx = kernels.backward(xp, *kept, **static)
+def _fused_backward(xp: Any, g: Any, logits: Any, *kept: Any, needs: tuple, spend: bool = False, **static: Any) -> tuple | None:
+    """The gradient is written over the logits where nobody reads them again."""
+    out = logits if spend and logits.flags.c_contiguous else None
+    dx = kernels.backward(xp, g, logits, *kept, **static, out=out)
     return None if dx is None else (dx, None, None)
 
 
 _cross_entropy = Composite(
     "cross_entropy", _expression, _forward, _backward, keeps="logits targets weight",
-    fused=Fused("cross_entropy.cu cross_entropy_reduce.cu", kernels.forward, _fused_backward),
+    fused=Fused("cross_entropy.cu cross_entropy_reduce.cu", kernels.forward, _fused_backward, spends="logits"),
 )  # fmt: skip
 
 
@@ -195,7 +205,8 @@ def cross_entropy(
     constants.
 
     Errors: ValueError for shapes that do not belong together, IndexError for an id that is no class (reading the ids
-    waits for a GPU), TypeError for bool targets.
+    waits for a GPU; in a captured step nothing can wait, and such a row's loss and gradient are NaN), TypeError for
+    bool targets.
 
     Source: Szegedy et al., Rethinking the Inception Architecture (2016), section 7, for label smoothing.
 
@@ -239,6 +250,8 @@ def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> tup
             f"got {targets.shape}; say where the classes are: rt.cross_entropy(logits, targets, axis=1)"
         )
     ids = cast(targets, INT64)
+    if ids.device.launches and capturing():
+        return ids, ignore
     with ids.device.guard():
         t = ids._data
         unsigned = t.view(UINT64)  # what is negative is a huge number there

@@ -7,11 +7,13 @@ import numpy as np
 
 from ..creation import asarray, tensor
 from ..dtypes import BOOL, FLOATING, INT64, INTEGER, as_dtype, promote_types, weak_result
+from ..kernels.capture import capturing
 from ..operation import apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, full_scalar, normalize_axis, scalar_of
-from ._keys import Selection, checked, index_array, is_plain, select
-from ._picking import accumulate_index, assign_key, put_index, scatter_add_flat, slice_key, take_index
+from ._keys import Selection, checked, index_array, is_plain, nowhere, select
+from ._picking import accumulate_index, assign_key, poisoned, put_index, scatter_add_flat, slice_key, take_index
+from .compare import where
 from .shape import broadcast_shapes, broadcast_to, permute_dims, reshape
 
 __all__ = [
@@ -86,14 +88,14 @@ def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
     return apply(take_index, (x, _constant(index, x)), {"axis": axis, "distinct": False})
 
 
-def _flat_index(index: Any, shape: tuple[int, ...], axis: int, xp: Any) -> Any:
+def _flat_index(index: Any, shape: tuple[int, ...], axis: int, device: Any) -> Any:
     """Indices along one axis as indices into the flattened tensor; an axis of size 1 of `shape` stretches."""
     strides = [int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
-    total = index * strides[axis]
+    total, xp = index * strides[axis], device.xp
     for d, n in enumerate(index.shape):
         if d != axis and shape[d] != 1:
             total = total + (xp.arange(n) * strides[d]).reshape((1,) * d + (n,) + (1,) * (len(shape) - d - 1))
-    return total
+    return nowhere(total, device, index)
 
 
 def take_along_axis(x: Tensor, indices: Any, /, *, axis: int = -1) -> Tensor:
@@ -112,7 +114,7 @@ def take_along_axis(x: Tensor, indices: Any, /, *, axis: int = -1) -> Tensor:
     wanted = list(broadcast_shapes(*rest, name="take_along_axis"))
     wanted[axis] = index.shape[axis]
     with x.device.guard():
-        flat = _flat_index(xp.broadcast_to(index, tuple(wanted)), x.shape, axis, xp)
+        flat = _flat_index(xp.broadcast_to(index, tuple(wanted)), x.shape, axis, x.device)
     return apply(take_index, (reshape(x, (x.size,)), _constant(flat, x)), {"axis": 0, "distinct": False})
 
 
@@ -140,7 +142,7 @@ def _within(x: Any, indices: Any, axis: Any, name: str) -> tuple[Tensor, Any]:
             "cut them to its size"
         )
     with x.device.guard():
-        return x, _flat_index(index, x.shape, axis, x.device.xp)
+        return x, _flat_index(index, x.shape, axis, x.device)
 
 
 def gather(x: Tensor, indices: Any, /, axis: int = -1) -> Tensor:
@@ -291,10 +293,14 @@ def one_hot(ids: Any, count: int, /, *, dtype: Any = None, device: Any = None) -
         index = ids._data
         if index.dtype not in INTEGER:
             raise TypeError(f"one_hot: ids must be integers, got {index.dtype}; convert them: ids.astype(rt.int64)")
-        if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
+        unchecked = place.launches and capturing()
+        if index.size and not unchecked and not 0 <= int(index.min()) <= int(index.max()) < count:
             raise IndexError(f"one_hot: ids from {index.min()} to {index.max()} must lie in 0 to {count - 1}")
-        hot = index[..., None] == place.xp.arange(count)
-        return Tensor._wrap(hot.astype(place.float_dtype if dtype is None else as_dtype(dtype)), place)
+        dtype = place.float_dtype if dtype is None else as_dtype(dtype)
+        hot = (index[..., None] == place.xp.arange(count)).astype(dtype)
+        if unchecked and dtype in FLOATING:
+            hot = poisoned(place.xp, hot, ((index < 0) | (index >= count))[..., None])
+        return Tensor._wrap(hot, place)
 
 
 def segment_sum(x: Tensor, ids: Any, count: int, /) -> Tensor:
@@ -317,9 +323,14 @@ def segment_sum(x: Tensor, ids: Any, count: int, /) -> Tensor:
             raise ValueError(f"segment_sum: needs one id for each row of {x.shape}, got ids of shape {index.shape}")
         if index.dtype not in INTEGER:
             raise TypeError(f"segment_sum: ids must be integers, got {index.dtype}; convert them: ids.astype(rt.int64)")
-        if index.size and int(index.max()) >= count:
+        unchecked = x.device.launches and capturing()
+        if index.size and not unchecked and int(index.max()) >= count:
             raise IndexError(f"segment_sum: id {index.max()} is out of range for {count} segments (0 to {count - 1})")
+        wrong = index >= count
         index = index.astype(INT64, copy=False)
-        index = x.device.xp.where(index < 0, count, index)  # one segment more, for what is dropped
+        index = x.device.xp.where((index < 0) | wrong, count, index)  # one segment more, for what is dropped
     out = apply(accumulate_index, (x, _constant(index, x)), {"size": count + 1, "axis": 0, "distinct": False})
-    return getitem(out, slice(0, count))
+    out = getitem(out, slice(0, count))
+    if unchecked and x.dtype in FLOATING:
+        out = where(_constant(wrong.any(), x), float("nan"), out)
+    return out

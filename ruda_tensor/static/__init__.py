@@ -1,6 +1,6 @@
-"""Static graphs: work that is laid out once, checked once, and then run as often as one likes.
+"""Static graphs: work that is laid out once and then run as often as one likes.
 
-`StaticGraph` is the name of both forms; a plan is a list of `GraphOp`.
+`StaticGraph` is the name of both forms: a plan, which is a list of `GraphOp`, and a captured step.
 """
 from __future__ import annotations
 

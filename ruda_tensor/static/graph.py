@@ -8,9 +8,12 @@ from typing import Any
 class StaticGraph:
     """Work that is laid out once and then run again and again: a plan of operations, or a captured function.
 
-    `StaticGraph(inputs, nodes, ...)`, with a mapping of names to tensors first, is a plan: see `ruda_tensor.static.plan`.
-    With a function first it is that function, captured. Both have `replay`, `run_eager`, `info` and `close`, and are
-    context managers that close themselves.
+    `StaticGraph(inputs, nodes, ...)`, with a mapping of names to tensors first, is a plan of `GraphOp` nodes: see
+    `ruda_tensor.static.plan.Plan`. `StaticGraph(step, *example_inputs)` records a training step: see
+    `ruda_tensor.static.step.CapturedStep`. Both have `replay`, `run_eager`, `info` and `close`, and are context managers
+    that close themselves.
+
+    Errors: TypeError where the first argument is neither; what each form refuses is said there.
 
     >>> import ruda_tensor as rt
     >>> x = rt.tensor([-1.0, 2.0], device=rt.Cpu())
@@ -28,12 +31,14 @@ class StaticGraph:
         if isinstance(first, Mapping):
             from .plan import Plan
 
-            return object.__new__(Plan)
-        if callable(first) and (captured := _captured_step()) is not None:
-            return object.__new__(captured)
+            return object.__new__(Plan)  # a subclass, whose __init__ Python calls
+        if callable(first):
+            from .step import CapturedStep
+
+            return CapturedStep(*args, **kwargs)
         raise TypeError(
-            f"StaticGraph: the first argument is a mapping of names to tensors, got {type(first).__name__}; "
-            'for example StaticGraph({"x": x}, [GraphOp("relu", "y", "x")])'
+            f"StaticGraph: the first argument is a function or a mapping of names to tensors, got {type(first).__name__}; "
+            'for example StaticGraph(step, x, y), or StaticGraph({"x": x}, [GraphOp("relu", "y", "x")])'
         )
 
     def close(self) -> None:
@@ -50,11 +55,3 @@ class StaticGraph:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _captured_step() -> Any:
-    try:
-        from .step import CapturedStep  # type: ignore[import-not-found]
-    except ModuleNotFoundError:
-        return None
-    return CapturedStep

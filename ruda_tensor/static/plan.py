@@ -7,34 +7,20 @@ gives the bits of the operation that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from ..kernels.completion import Completion, address, idle, recorder
+from ..kernels.blaslt import private_workspace
+from ..kernels.capture import Recording
+from ..kernels.completion import Completion, address, idle
+from ..recording import capturing
 from ..tensor import Tensor
 from .checks import Step, check_inputs, checked, checked_outputs, listed
 from .graph import StaticGraph
 from .kinds import KINDS, GraphOp
 from .passes import fused, last_uses, pruned, workspace
-
-
-@dataclass(frozen=True)
-class PlanInfo:
-    """What a plan holds.
-
-    `nodes` run at each replay. `workspace_bytes` is what their results take, `logical_workspace_bytes` what they would
-    take without reuse, and `unoptimized_workspace_bytes` what those of all nodes given would. `graph_nodes` and
-    `graph_bytes` are those of the CUDA graph, with the operations' own scratch memory; 0 on the CPU.
-    """
-
-    nodes: int
-    workspace_bytes: int
-    logical_workspace_bytes: int
-    unoptimized_workspace_bytes: int
-    graph_nodes: int = 0
-    graph_bytes: int = 0
 
 
 class Plan(StaticGraph):
@@ -59,7 +45,7 @@ class Plan(StaticGraph):
     [[17.0], [37.0]]
     >>> plan.replay({"x": x * 2.0}).tolist()
     [[68.0], [148.0]]
-    >>> plan.info.workspace_bytes
+    >>> plan.info["workspace_bytes"]
     24
     """
 
@@ -86,19 +72,24 @@ class Plan(StaticGraph):
         self._steps = fused(pruned(steps, names), names) if optimize else steps
         dead = last_uses(self._steps, names)
         self._dead = dead if reuse_workspace else None
-        logical, unoptimized = workspace(self._steps, names, None), workspace(steps, names, None)
-        self._sizes = len(self._steps), workspace(self._steps, names, self._dead), logical, unoptimized
+        self._info = {
+            "nodes": len(self._steps),
+            "workspace_bytes": workspace(self._steps, names, self._dead),
+            "logical_workspace_bytes": workspace(self._steps, names, None),
+            "unoptimized_workspace_bytes": workspace(steps, names, None),
+            "graph_nodes": 0,
+            "graph_bytes": 0,
+        }
         self._outputs: dict[str, Tensor] = {}
-        self._scratch: dict[str, Tensor] = {}  # results that are no outputs: a recorded graph writes to them at each launch
+        self._scratch: dict[str, Tensor] = {}  # results that are no outputs and keep their memory in the recorded graph
         self._held: dict[str, Any] = {}  # buffers of inputs that were bound to other memory after the recording
-        self._recording: Any = None
-        self._graph = 0, 0  # nodes and bytes of the recording
+        self._recording: Recording | None = None
         on_gpu = self.device.kind == "cuda"
         self._completion = Completion(self.device.index) if track_completion and on_gpu else None
         self._tracks = bool(track_completion)
         if on_gpu:
             self._compute()  # compiles the kernels and opens the libraries, which cannot be recorded
-            self._record()
+            self._record({})
 
     # running
     def replay(self, inputs: Mapping[str, Tensor] | None = None) -> Any:
@@ -107,18 +98,16 @@ class Plan(StaticGraph):
         Errors: ValueError, TypeError or RuntimeError where a bound tensor is not as it was when the plan was made.
         """
         self._ready("replay", inputs)
-        if self._recording is None:
-            self._run()
-        else:
-            self._refresh()
-            self._recording.launch()
-        return self._finished()
+        if self._recording is None or capturing():  # inside a captured step the nodes become part of that step
+            return self._results(self._run())
+        self._refresh()
+        self._recording.launch()
+        return self._results(self._outputs)
 
     def run_eager(self, inputs: Mapping[str, Tensor] | None = None) -> Any:
         """The same as `replay`, operation by operation, without the recorded graph."""
         self._ready("run_eager", inputs)
-        self._run()
-        return self._finished()
+        return self._results(self._run())
 
     def _ready(self, what: str, inputs: Mapping[str, Tensor] | None) -> None:
         """Bind and check, in that order, changing nothing where something is wrong."""
@@ -151,17 +140,16 @@ class Plan(StaticGraph):
                     "plan with training=True"
                 )
 
-    def _array(self, name: str) -> Any:
-        found = self._held.get(name)
-        return self._bound[name]._data if found is None else found
-
     def _compute(self) -> dict[str, Tensor]:
-        values = {name: Tensor._wrap(self._array(name), self.device) for name in self._bound}
-        return evaluate(self._steps, values, self._dead)
+        return evaluate(self._steps, {n: Tensor._wrap(x._data, self.device) for n, x in self._bound.items()}, self._dead)
 
-    def _run(self) -> None:
-        """Compute everything; the first run's outputs become the buffers, and later runs copy into them."""
+    def _run(self) -> dict[str, Tensor]:
+        """Compute everything from what is bound and return the outputs, which inside a captured step are that step's."""
         values = self._compute()
+        return {name: values[name] for name in self._names} if capturing() else self._published(values)
+
+    def _published(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take the outputs out of the values of a run: the first ones become the buffers, later ones are copied there."""
         with self.device.guard():
             for name in self._names:
                 value = values.pop(name)
@@ -169,47 +157,51 @@ class Plan(StaticGraph):
                     self.device.xp.copyto(self._outputs[name]._data, value._data)
                 else:
                     self._outputs[name] = value
-        self._scratch = {} if self._dead is not None else {n: x for n, x in values.items() if n not in self._bound}
+        return self._outputs
 
-    def _finished(self) -> Any:
-        if self._completion is not None:
+    def _results(self, outputs: dict[str, Tensor]) -> Any:
+        if self._completion is not None and not capturing():
             self._completion.mark()
-        results = self._recorded() if self.training else [self._outputs[name] for name in self._names]
+        results = self._recorded(outputs) if self.training else [outputs[name] for name in self._names]
         return results[0] if self._single else tuple(results)
 
     # on a GPU
-    def _record(self) -> None:
-        recording = recorder(self.device.index)
-        if recording is None:
-            return
-        with recording.capturing():
-            self._run()
-        self._recording, self._graph = recording, (recording.nodes, recording.bytes)
-        with self.device.guard():
-            self._places = {name: address(self._array(name)) for name in self._bound}
+    def _record(self, held: dict[str, Any]) -> None:
+        """Record the plan as it reads these buffers, and for other inputs the memory that they are bound to."""
+        arrays = {name: held.get(name, x._data) for name, x in self._bound.items()}
+        products = any(step.kind in ("mm", "bmm") for step in self._steps)
+        made = Recording(self.device.index)
+        with made.capturing(), private_workspace(self.device.xp) if products else nullcontext() as own:
+            made.held += [own] if products else []
+            values = evaluate(self._steps, {n: Tensor._wrap(a, self.device) for n, a in arrays.items()}, self._dead)
+            self._published(values)
+        if self._recording is not None:
+            self._recording.close()
+        self._recording, self._held = made, held
+        self._scratch = {} if self._dead is not None else {n: x for n, x in values.items() if n not in arrays}
+        self._places = {name: address(array) for name, array in arrays.items()}
+        self._info.update(graph_nodes=made.nodes, graph_bytes=made.bytes)
 
     def _refresh(self) -> None:
         """Bring the values of inputs that are bound to other memory than was recorded to where the graph reads them.
 
         Such an input gets a buffer of its own the first time, and the graph is recorded once more.
         """
-        xp = self.device.xp
-        moved = [n for n, x in self._bound.items() if n not in self._held and address(x._data) != self._places[n]]
+        xp, held = self.device.xp, self._held
+        moved = [n for n, x in self._bound.items() if n not in held and address(x._data) != self._places[n]]
         with self.device.guard():
-            for name in moved:
-                self._held[name] = xp.empty(*self._expected[name])
-            for name, buffer in self._held.items():
+            if moved:
+                held = {**held, **{name: xp.empty(*self._expected[name]) for name in moved}}
+            for name, buffer in held.items():
                 xp.copyto(buffer, self._bound[name]._data)
-        if moved:
-            self._recording.close()
-            self._recording = None
-            self._record()
+            if moved:
+                self._record(held)
 
     # on the tape
-    def _recorded(self) -> list[Tensor]:
+    def _recorded(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """Copies of the outputs, on the tape as the results of one operation where they depend on a tracked input."""
         with self.device.guard():
-            copies = {name: Tensor._wrap(self._outputs[name]._data.copy(), self.device) for name in self._names}
+            copies = {name: Tensor._wrap(outputs[name]._data.copy(), self.device) for name in self._names}
         inputs = tuple(self._bound.values())
         tracked = self._dependent({name for name, x in self._bound.items() if x._node is not None})
         if tracked:
@@ -232,7 +224,7 @@ class Plan(StaticGraph):
         copies = {}
         with self.device.guard():
             for name in read:
-                copies[name] = Tensor._wrap(self._array(name).copy(), self.device)
+                copies[name] = Tensor._wrap(self._bound[name]._data.copy(), self.device)
                 copies[name]._node = self._bound[name]._node
 
         def again() -> list[Tensor]:
@@ -243,9 +235,14 @@ class Plan(StaticGraph):
 
     # around it
     @property
-    def info(self) -> PlanInfo:
-        """Counts and bytes of this plan; see `PlanInfo`."""
-        return PlanInfo(*self._sizes, *self._graph)
+    def info(self) -> dict[str, int]:
+        """Counts and bytes of this plan.
+
+        `nodes` run at each replay. `workspace_bytes` is what their results take, `logical_workspace_bytes` what they
+        would take without reuse, and `unoptimized_workspace_bytes` what those of all nodes given would. `graph_nodes` and
+        `graph_bytes` are those of the CUDA graph, with the operations' own scratch memory; 0 on the CPU.
+        """
+        return dict(self._info)
 
     def synchronize(self) -> None:
         """Wait until all work queued on the plan's device is done."""

@@ -7,7 +7,7 @@ from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
 from . import _cases as cases
-from . import _optimizers
+from . import _optimizers, _segments
 from ._shim import ALL, HostRuntime
 
 
@@ -26,6 +26,9 @@ def main() -> None:
             cases.gated(np, rng, dtype, 1001, shift=shift)
             cases.dropped(np, rng, dtype, 1001, 0.5, 1, 2, shift=shift)
             cases.summed(np, rng, dtype, 100, n, shift=shift)
+        for n, size, width in ((1000, 40, 33), (100, 300, 8), (16_500, 3, 1)):
+            _segments.added(np, rng, FLOAT32, n, size, width, bad=True)
+            _segments.picked(np, rng, BFLOAT16, n, size, width, bad=True, shift=1)
         if ALL:
             cases.norm(np, rng, FLOAT32, 2, 33_000)
         for layout in _optimizers.LAYOUTS[:: 2 if ALL else 5]:

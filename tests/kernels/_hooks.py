@@ -38,6 +38,14 @@ def _weighted(device: Any, x: rt.Tensor) -> rt.Tensor:
     return _entropy(device, x, weight=weight, label_smoothing=0.1, ignore_index=7, reduction="sum")
 
 
+def _rotary(device: Any, x: rt.Tensor) -> rt.Tensor:
+    """Heads as an attention has them: a view of (batch, positions, heads, width)."""
+    angles = np.arange(x.shape[1] * 12).reshape(-1, 12) / 7.0
+    dtype = rt.float32 if x.dtype in HALF else x.dtype
+    tables = [rt.tensor(f(angles), dtype=dtype, device=device) for f in (np.cos, np.sin)]
+    return rt.rotary(rt.permute_dims(x, (0, 2, 1, 3)), *tables)
+
+
 _NORM = ("norm_forward",), ("norm_backward", "columns_finish")
 _ENTROPY = ("cross_entropy_forward", "cross_entropy_total"), ("cross_entropy_backward",)
 _ACTIVATION = ("activation_forward",), ("activation_backward",)
@@ -57,6 +65,8 @@ CASES = {
     "relu": Case(lambda d, x: rt.relu(x), ((5, 33),), *_ACTIVATION),
     "silu_mul": Case(lambda d, x, y: rt.silu_mul(x, y), ((5, 33), (5, 33)), ("silu_mul_forward",), ("silu_mul_backward",)),
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
+    "rotary": Case(_rotary, ((2, 5, 3, N),), ("rotary",), ("rotary",)),
+    "rotary of a sequence": Case(lambda d, x: rt.reshape(_rotary(d, x), (6, 5, 24)), ((1, 5, 6, 24),), ("rotary",), ("rotary",)),
     "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_sum", "columns_finish")),
     "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
     "silu_backward": Case(lambda d, g, x: slopes.silu_backward(g, x), ((5, 33), (5, 33)), ("activation_backward",), ()),

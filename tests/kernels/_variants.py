@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointwise, softmax
+from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointwise, rotary, segments, softmax
 from ruda_tensor.kernels.launch import Kernel
 from ruda_tensor.kernels.plans import row_plan, sums_plan
 
@@ -58,6 +58,15 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
         yield f"adamw, {dtype}{' with masters' if master else ''}", kernel
         if dtype != FLOAT64:
             yield f"statistics_rows, {dtype}", optimizer._rows_kernel(dtype, 512)
+    yield f"rotary, {where}", rotary._kernel(dtype, vector)
+    for name in ("segments_sum", "segments_finish"):
+        yield f"{name}, {where}", segments._sum(name, dtype, vector)
     if dtype == FLOAT32:
+        yield "sort_ids_block", segments._sort("sort_ids_block", segments._BLOCK)
+        yield "sort_ids_scan", segments._sort("sort_ids_scan", (32, 1))
+        for name in ("sort_ids_count", "sort_ids_scatter"):
+            yield name, segments._sort(name, segments._MANY)
+        for unit in (1, 2, 4, 8, 16):
+            yield f"take_rows of {unit} bytes", segments._take(unit)
         yield "cross_entropy_factor, float32", cross_entropy._reduce("cross_entropy_factor", dtype)
         yield "statistics_reduce", optimizer._reduce_kernel()

@@ -109,6 +109,15 @@ static uint64_t exchange(uint64_t mine, int from) {
     wait_as(AT_WARP);
     return theirs;
 }
+static unsigned vote(bool mine) {
+    const int first = current & ~31;
+    fibres[current].slot = mine;
+    wait_as(AT_WARP);
+    unsigned votes = 0;
+    for (int k = 0; k < 32; ++k) votes |= (unsigned)fibres[first + k].slot << k;
+    wait_as(AT_WARP);
+    return votes;
+}
 // The arguments of a kernel, one after the other out of the buffer that a launch packs.
 template <class...> struct Types {};
 template <class K, class... Done> void invoke(K kernel, const char*, const char*, Types<>, const Done&... done) {
@@ -152,6 +161,12 @@ template <class V> V __shfl_xor_sync(unsigned mask, V value, int lanes) {
     memcpy(&value, &bits, sizeof(V));
     return value;
 }
+static inline unsigned __ballot_sync(unsigned mask, bool mine) {
+    if (mask != 0xffffffffu) shim::fail("a vote of part of a warp");
+    return shim::vote(mine);
+}
+static inline void __syncwarp() { shim::wait_as(shim::AT_WARP); }
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline float __fdividef(float a, float b) { return a / b; }

@@ -77,8 +77,8 @@ def agree(plan, dtype, device, seed):
             for y, name in zip(graph.replay(other), outputs, strict=True):
                 same_bits(y, second[name])
             info = graph.info
-            assert info.workspace_bytes <= info.logical_workspace_bytes <= info.unoptimized_workspace_bytes
-            assert info.workspace_bytes >= sum(y.nbytes for y in found)
+            assert info["workspace_bytes"] <= info["logical_workspace_bytes"] <= info["unoptimized_workspace_bytes"]
+            assert info["workspace_bytes"] >= sum(y.nbytes for y in found)
 
 
 @given(plan=plans(), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 9))

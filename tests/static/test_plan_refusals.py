@@ -190,4 +190,4 @@ def test_the_first_argument_says_which_form_it_is():
     for wrong in (None, 3, [ones(2)], "x"):
         with pytest.raises(TypeError, match="StaticGraph: the first argument"):
             StaticGraph(wrong, [])
-    assert StaticGraph(inputs=inputs(), nodes=[GraphOp("relu", "a", "x")]).info.nodes == 1
+    assert StaticGraph(inputs=inputs(), nodes=[GraphOp("relu", "a", "x")]).info["nodes"] == 1

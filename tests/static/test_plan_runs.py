@@ -136,7 +136,7 @@ def test_a_closed_plan_refuses_work_and_its_outputs_live_on(device):
     with pytest.raises(RuntimeError, match="closed"), plan:
         pass
     plan.close()
-    assert plan.info.nodes == 3 and "closed" in repr(plan)
+    assert plan.info["nodes"] == 3 and "closed" in repr(plan)
     numbers(device, 4, 6)
     same_bits(out, expected)
 
@@ -164,10 +164,22 @@ def test_an_exception_inside_with_closes_too():
 def test_on_a_gpu_a_plan_is_one_graph():
     device = rt.Cuda(0)
     plan = StaticGraph(pair(device), NODES)
-    assert plan.info.graph_nodes >= 3 and plan.info.graph_bytes > 0
+    assert plan.info["graph_nodes"] >= 3 and plan.info["graph_bytes"] > 0
     out = plan.replay()
     place = out._data.data.ptr
     for seed in range(4):  # the first other input makes the plan record once more; the outputs stay where they are
         found = plan.replay(pair(device, seed))
         assert found is out and out._data.data.ptr == place
         same_bits(found, eager(pair(device, seed), NODES)["c"])
+
+
+def test_inside_a_captured_step_a_plan_becomes_part_of_it(device):
+    plan = StaticGraph(pair(device), NODES)
+    outside = plan.replay().copy()
+    step = StaticGraph(lambda x, y: plan.replay({"x": x, "y": y}) * 2.0, *pair(device).values())
+    for seed in range(4):
+        given = pair(device, seed)
+        same_bits(step.replay(*given.values()), eager(given, NODES)["c"] * 2.0)
+    same_bits(plan.replay(pair(device)), outside)
+    plan.close()
+    step.close()
