@@ -49,10 +49,10 @@ def test_gradients_have_the_bits_of_the_eager_composition(device, dtype, optimiz
     expected = eager(given, GATE)["m"]
     same_bits(out, expected)
     for mine, theirs in zip(grads(out, given["w"]), grads(expected, given["w"]), strict=True):
-        if optimize and dtype != rt.float32:
-            np.testing.assert_allclose(
-                rt.astype(mine, rt.float32).numpy(), rt.astype(theirs, rt.float32).numpy(), rtol=0.05, atol=0.02
-            )
+        if optimize and device.launches:  # silu_mul is one kernel there, whose backward rounds once where two did
+            mine, theirs = (rt.astype(g, rt.float64).numpy() for g in (mine, theirs))
+            eps = {rt.float32: 2.0**-22, rt.float16: 2.0**-9, rt.bfloat16: 2.0**-6}[dtype]
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=4 * eps * np.abs(theirs).max())
         else:
             same_bits(mine, theirs)
 
