@@ -73,6 +73,34 @@ def checkpoint(f: Callable) -> Callable:
     return forgetful
 
 
+class Recomputed(Checkpoint):
+    """The tape's side of a call that another package runs, and runs again in backward, for first derivatives only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def pull(self, walk: Any, node: Node, g: list) -> list:
+        if walk.order == 2:
+            raise HigherDerivativeUnsupported(
+                f"'{self.name}' has first derivatives only; for a second one compute its operations one after the other, "
+                "without it"
+            )
+        return super().pull(walk, node, g)
+
+
+def attach_recomputed(name: str, recorder: Node, prepare: Callable, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+    """See `Node.record_recomputed`."""
+    if not mode.recording:
+        return results
+    run = prepare()
+
+    def again() -> list[Tensor]:
+        with _Setting(recording=True, order=1, recomputing=True):
+            return run()
+
+    return attach_results(Recomputed(name), recorder, inputs, again, results)
+
+
 class BalancedNode(Node):
     """A node under balanced checkpointing: keeps recipes in the place of results that are cheap to compute again."""
 

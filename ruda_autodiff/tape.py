@@ -155,6 +155,13 @@ class Node:
 
         return attach_results(op, self, inputs, None, results)
 
+    def record_recomputed(self, name: str, prepare: Callable, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+        """Return `results` on the tape as those of one call that keeps nothing but `prepare()`: a function that gives
+        them again, tracked, for first derivatives. It is not asked for where nothing is recorded."""
+        from .checkpointing import attach_recomputed
+
+        return attach_recomputed(name, self, prepare, inputs, results)
+
     def backward(self, root: Tensor, retain_graph: bool, order: int) -> Any:
         from .backward import backward
 

@@ -87,16 +87,16 @@ from .ops.sort import *  # noqa: F403
 from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
 from .recording import CaptureError
-from .static import StaticGraph
+from .static import GraphOp, StaticGraph
 from .tensor import Tensor
 
 from .creation import tensor  # isort: skip  (the submodule of that name is not meant)
 
 __all__ = [
-    "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "KernelError", "NoUsableGpu", "StaticGraph",
-    "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32",
-    "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
-    "use_fused", "use_tf32",
+    "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "GraphOp", "KernelError", "NoUsableGpu",
+    "StaticGraph", "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8",
+    "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32",
+    "uint64", "use_fused", "use_tf32",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__

@@ -11,9 +11,10 @@ from ..kernels.capture import Recording
 from ..live import Live
 from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing
 from ..tensor import Tensor
+from .graph import StaticGraph
 
 
-class CapturedStep:
+class CapturedStep(StaticGraph):
     """What `StaticGraph(step, *example_inputs)` gives; see there."""
 
     def __init__(self, step: Callable[..., Any], *examples: Any) -> None:
@@ -23,7 +24,7 @@ class CapturedStep:
         self._buffers: list[Any] = []  # the arrays, or one-element lists of numbers, that a recorded step reads
         self._recording: Recording | None = None
         self._outputs: Any = None
-        self._warm = self._closed = False
+        self._warm = False
 
     def replay(self, *inputs: Any) -> Any:
         """Run one step on these inputs and return its results, in memory of their own and without a place on the tape.
@@ -78,13 +79,7 @@ class CapturedStep:
     def close(self) -> None:
         """Give the recording's memory back; results that were returned stay."""
         self._forget()
-        self._closed = True
-
-    def __enter__(self) -> CapturedStep:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()
 
     def _forget(self) -> None:
         self._outputs, self._buffers = None, []
@@ -93,8 +88,7 @@ class CapturedStep:
             self._recording = None
 
     def _check(self, inputs: tuple[Any, ...]) -> None:
-        if self._closed:
-            raise RuntimeError("StaticGraph: this graph was closed; make another one: StaticGraph(step, *inputs)")
+        self._open("a step")
         if len(inputs) != len(self._examples):
             raise TypeError(f"StaticGraph: the step takes {len(self._examples)} inputs, as its examples, got {len(inputs)}")
         for i, (x, example) in enumerate(zip(inputs, self._examples)):

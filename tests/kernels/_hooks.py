@@ -10,6 +10,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import HALF
+from ruda_tensor.static import slopes
 
 from ._shim import COMPILER, on_shim
 
@@ -67,6 +68,9 @@ CASES = {
     "rotary": Case(_rotary, ((2, 5, 3, N),), ("rotary",), ("rotary",)),
     "rotary of a sequence": Case(lambda d, x: rt.reshape(_rotary(d, x), (6, 5, 24)), ((1, 5, 6, 24),), ("rotary",), ("rotary",)),
     "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
+    "silu_backward": Case(lambda d, g, x: slopes.silu_backward(g, x), ((5, 33), (5, 33)), ("activation_backward",), ()),
+    "softmax_backward": Case(lambda d, g, y: slopes.softmax_backward(g, y, 1), ((7, 33), (7, 33)), ("softmax_backward",), ()),
+    "log_softmax_backward": Case(lambda d, g, y: slopes.log_softmax_backward(g, y, 1), ((7, 33),) * 2, ("softmax_backward",), ()),
 }  # fmt: skip
 
 
