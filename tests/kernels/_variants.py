@@ -40,8 +40,9 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
         for d in attention.HEADS:
             where = f"{dtype} heads of {d}"
             yield f"attention_forward, {where}", attention._forward(dtype, d, True, attention.FORWARD[d])
-            for name, table in (("queries", attention.OF_QUERIES), ("keys", attention.OF_KEYS)):
-                yield f"attention_backward_{name}, {where}", attention._backward(f"attention_backward_{name}", dtype, d, True, table[d])
+            for kind, table in (("queries", attention.OF_QUERIES), ("keys", attention.OF_KEYS)):
+                name = f"attention_backward_{kind}"
+                yield f"{name}, {where}", attention._backward(name, dtype, d, True, table[d])
 
 
 def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ruda_tensor.ops import _attend
 from ruda_tensor.ops._packed import packed_attention
 
 from . import _cases as cases
-from ._attention import Case, check, compare, exact, inputs, place, run
+from ._attention import Case, check, compare, exact, inputs, place, run, taken
 from ._hooks import launching
 from ._shim import ALL, COMPILER, RUNTIME, on_shim
 
@@ -88,8 +89,8 @@ def test_gradients_are_written_where_they_are_wanted(xp, rng):
     static = {"scale": 0.125, "causal": True}
     joint, wanted = xp.empty((2, 70, 8, 64), BFLOAT16).transpose(0, 2, 1, 3), xp.empty((2, 4, 70, 64), BFLOAT16)
     into = joint[:, :4], joint[:, 4:6], joint[:, 6:]
-    out, lse = attention.forward(xp, q, k, v, out=wanted, **static)
-    found = attention.backward(xp, g, q, k, v, out, lse, into=into, **static)
+    out, lse = taken(attention.forward(xp, q, k, v, out=wanted, **static))
+    found = taken(attention.backward(xp, g, q, k, v, out, lse, into=into, **static))
     assert out is wanted and all(a is b for a, b in zip(found, into))
     compare([out, lse, *into], *exact(*[a.astype(float) for a in arrays], **static), BFLOAT16)
     assert attention.forward(xp, q, k, v, out=xp.empty((2, 4, 70, 65), BFLOAT16)[..., 1:], **static) is None
@@ -194,14 +195,16 @@ def test_every_pairing_of_fused_and_plain(device, packed):
 
 def test_a_mask_or_dropout_goes_to_the_plain_body(device):
     q = rt.tensor(np.random.default_rng(0).standard_normal((1, 1, 8, 64)), dtype=rt.bfloat16, device=device)
-    for options in ({"mask": rt.ones((8, 8), device=device) > 0}, {"dropout_p": 0.5, "seed": 1}):
+    every: list[dict[str, Any]] = [{"mask": rt.ones((8, 8), device=device) > 0}, {"dropout_p": 0.5, "seed": 1}]
+    for options in every:
         _, ahead, behind = call(lambda x, options=options: rt.scaled_dot_product_attention(x, x, x, **options), [q])
         assert not (ahead | behind) & (KERNELS[0] | KERNELS[1])
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
 def test_the_layer_uses_the_packed_form(device, n_kv_heads):
-    layer = MultiHeadAttentionConfig(d_model=128, n_heads=2, n_kv_heads=n_kv_heads, causal=True).init(device).to_dtype(rt.bfloat16)
+    config = MultiHeadAttentionConfig(d_model=128, n_heads=2, n_kv_heads=n_kv_heads, causal=True)
+    layer = config.init(device).to_dtype(rt.bfloat16)
     x = rt.tensor(np.random.default_rng(0).standard_normal((2, 9, 128)), dtype=rt.bfloat16, device=device)
     found, ahead, behind = call(layer, [x])
     assert ahead >= KERNELS[0] and behind >= KERNELS[1]
