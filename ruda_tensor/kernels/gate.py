@@ -94,5 +94,12 @@ def processors(xp: Any) -> int:
     return machine.processors()
 
 
+def capability(xp: Any) -> int:
+    """The current device's compute capability: 90 for 9.0."""
+    machine = runtime(xp)
+    assert machine is not None
+    return machine.capability()
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)

@@ -20,6 +20,7 @@ from .sources import cuda_source
 
 HITS: Counter[str] = Counter()  # launches by the kernel's name, since the process began or `HITS.clear()`
 _CODES = {"P", "q", "Q", "i", "I", "f", "d"}  # pointer, 64-bit, 32-bit, float, double: as in the module struct
+_SHARED_BY_DEFAULT = 48 << 10  # bytes that every kernel may ask for
 _BUFFER_POINTER, _BUFFER_SIZE, _BUFFER_END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 
 
@@ -46,8 +47,12 @@ class Runtime(Protocol):
         """Where an array's data begins."""
         ...
 
-    def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
-        """Compile a source and return its kernel `name`."""
+    def capability(self) -> int:
+        """The current device's compute capability: 90 for 9.0."""
+        ...
+
+    def load(self, text: str, name: str, options: tuple[str, ...], shared: int) -> Any:
+        """Compile a source and return its kernel `name`, which is launched with so many bytes of dynamic shared memory."""
         ...
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
@@ -82,6 +87,7 @@ class CudaRuntime:
         self.start.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
         self.explain = driver.cuGetErrorName
         self._processors: dict[int, int] = {}
+        self._capabilities: dict[int, int] = {}
 
     def serves(self, xp: Any) -> bool:
         return xp.__name__ == "cupy"
@@ -92,13 +98,21 @@ class CudaRuntime:
             self._processors[device] = self.cp.cuda.runtime.getDeviceProperties(device)["multiProcessorCount"]
         return self._processors[device]
 
-    def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+    def capability(self) -> int:
+        device = self.device()
+        if device not in self._capabilities:
+            self._capabilities[device] = int(self.cp.cuda.Device(device).compute_capability)
+        return self._capabilities[device]
+
+    def load(self, text: str, name: str, options: tuple[str, ...], shared: int) -> Any:
         from cupy.cuda.compiler import CompileException
 
         try:
             module = self.cp.RawModule(code=text, options=("-std=c++17", *options))
             kernel = module.get_function(name)
-            return kernel.kernel.ptr, kernel, module  # the two keep the code loaded
+            if shared > _SHARED_BY_DEFAULT:
+                kernel.max_dynamic_shared_size_bytes = shared
+            return kernel.kernel.ptr, shared, kernel, module  # the two keep the code loaded
         except CompileException as error:
             raise KernelError(f"the kernel {name} does not compile: {first_error(str(error))}") from error
 
@@ -108,7 +122,7 @@ class CudaRuntime:
         ctypes.memmove(scratch.buffer, arguments, size)
         scratch.size.value = size
         stream = self.stream().ptr
-        status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, 0, stream, None, scratch.extra)
+        status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, handle[1], stream, None, scratch.extra)
         if status == 0:
             return None
         text = ctypes.c_char_p()
@@ -165,19 +179,21 @@ class Kernel:
     """One kernel of a source under some definitions, compiled when it is first launched on a device.
 
     `signature` has one code of the module `struct` per parameter, or a number of bytes for a struct passed by value:
-    `"P P q i f"`. Arguments for P are arrays or None. A grid without blocks is not launched.
+    `"P P q i f"`. Arguments for P are arrays or None. A grid without blocks is not launched. `shared` is the dynamic
+    shared memory of a block, in bytes.
     """
 
-    __slots__ = ("source", "name", "defines", "options", "packer", "pointers", "bound")
+    __slots__ = ("source", "name", "defines", "options", "shared", "packer", "pointers", "bound")
 
     def __init__(
-        self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = ()
+        self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = (), shared: int = 0
     ) -> None:
         codes = signature.split()
         wrong = [c for c in codes if c not in _CODES and not c.rstrip("s").isdigit()]
         if wrong:
             raise ValueError(f"{name}: the signature has {wrong}; known are {', '.join(sorted(_CODES))} and sizes as '64s'")
         self.source, self.name, self.defines, self.options = source, name, defines, options
+        self.shared = shared
         self.packer = struct.Struct("@" + "".join(codes)).pack
         self.pointers = tuple(i for i, code in enumerate(codes) if code == "P")
         self.bound: dict[tuple[int, int], Any] = {}
@@ -202,7 +218,7 @@ class Kernel:
 
     def compile(self, machine: Runtime) -> Any:
         """Compile for the current device and keep the result."""
-        handle = machine.load(program(self.source, self.defines), self.name, self.options)
+        handle = machine.load(program(self.source, self.defines), self.name, self.options, self.shared)
         self.bound[id(machine), machine.device()] = handle
         return handle
 

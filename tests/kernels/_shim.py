@@ -50,10 +50,13 @@ class HostRuntime:
     def processors(self) -> int:
         return self.count
 
+    def capability(self) -> int:
+        return 90
+
     def address(self, array: Any) -> int:
         return array.ctypes.data
 
-    def load(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+    def load(self, text: str, name: str, options: tuple[str, ...], shared: int) -> Any:
         header = self.header()
         code = f'#include "{header.name}"\n{text}{ENTRY.format(name=name)}'
         library = self.folder / f"{digest(self.flags, code)}.so"
@@ -66,6 +69,7 @@ class HostRuntime:
                 raise KernelError(f"the kernel {name} does not compile: {problem}")
         function = getattr(ctypes.CDLL(str(library)), f"launch_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int], ctypes.c_char_p
+        function.shared = shared
         return function
 
     def header(self) -> Path:
@@ -92,7 +96,7 @@ class HostRuntime:
         return None
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
-        shape = (ctypes.c_uint * 4)(*grid, *block)
+        shape = (ctypes.c_uint * 5)(*grid, *block, handle.shared)
         problem = handle(ctypes.addressof(shape), arguments, self.order)
         return None if problem is None else problem.decode()
 

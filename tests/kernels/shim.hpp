@@ -41,6 +41,45 @@ static int order = 0;
 static char problem[200];
 static void (*body)(void*);
 static void* body_data;
+static unsigned char* shared;  // dynamic shared memory, as large as the launch says
+
+// Copies by cp.async: the numbers arrive in shared memory only where their thread waits for them.
+struct Copy { void* to; unsigned char data[16]; int size; };
+struct Copies {
+    Copy* at;
+    int room, count, begin;  // [begin, count) are under way
+    int groups, end[64];     // where each committed group that is under way ends
+};
+static Copies copies[1024];
+static void copy_later(void* to, const void* from, int size, bool valid) {
+    Copies& mine = copies[current];
+    if (mine.count == mine.room) {
+        mine.room = mine.room ? 2 * mine.room : 64;
+        mine.at = (Copy*)realloc(mine.at, mine.room * sizeof(Copy));
+    }
+    Copy& c = mine.at[mine.count++];
+    c.to = to;
+    c.size = size;
+    memset(c.data, 0, 16);
+    if (valid) memcpy(c.data, from, size);
+    memset(to, 255, size);  // until then it holds NaN
+}
+static void commit_copies() { copies[current].end[copies[current].groups++] = copies[current].count; }
+static void wait_copies(int left) {
+    Copies& mine = copies[current];
+    const int landed = mine.groups - left;
+    if (landed <= 0) return;
+    for (; mine.begin < mine.end[landed - 1]; ++mine.begin) {
+        const Copy& c = mine.at[mine.begin];
+        memcpy(c.to, c.data, c.size);
+    }
+    for (int i = landed; i < mine.groups; ++i) mine.end[i - landed] = mine.end[i];
+    mine.groups -= landed;
+    if (mine.begin == mine.count) {
+        mine.begin = mine.count = 0;
+        for (int i = 0; i < mine.groups; ++i) mine.end[i] = 0;
+    }
+}
 
 static void fail(const char* what) {
     snprintf(problem, sizeof problem, "block (%u, %u): %s", blockIdx.x, blockIdx.y, what);
@@ -82,6 +121,7 @@ static void run_warp(int first) {
 }
 static void run_block(int count) {
     for (int i = 0; i < count; ++i) {
+        copies[i].count = copies[i].begin = copies[i].groups = 0;
         Fibre& f = fibres[i];
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack;
@@ -143,16 +183,20 @@ template <class... A> const char* launch(void (*kernel)(A...), const unsigned* s
         invoke(d->kernel, d->packed, d->packed, Types<A...>());
     };
     body_data = &data;
+    shared = shape[4] ? (unsigned char*)aligned_alloc(1024, (shape[4] + 1023) / 1024 * 1024) : nullptr;
     for (unsigned y = 0; y < shape[1]; ++y)
         for (unsigned x = 0; x < shape[0] && !problem[0]; ++x) {
             blockIdx = {x, y, 0};
+            if (shape[4]) memset(shared, 255, shape[4]);
             run_block(count);
         }
+    free(shared);
     return problem[0] ? problem : nullptr;
 }
 }  // namespace shim
 
 static inline void __syncthreads() { shim::wait_as(shim::AT_BLOCK); }
+static inline void __syncwarp() { shim::wait_as(shim::AT_WARP); }
 template <class V> V __shfl_xor_sync(unsigned mask, V value, int lanes) {
     if (mask != 0xffffffffu) shim::fail("a shuffle of part of a warp");
     uint64_t bits = 0;
@@ -170,6 +214,8 @@ static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline float __fdividef(float a, float b) { return a / b; }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
 #define __expf expf  // the C library has a function of that name
 static inline float normcdff(float x) { return (float)(0.5 * erfc(-(double)x * 0.7071067811865476)); }
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }
@@ -192,3 +238,44 @@ static inline unsigned short to_half(float f) {
     const unsigned mantissa = (unsigned)lrint(ldexp(a, 11 - exponent));  // 1024 .. 2048, a carry moves on
     return sign | (unsigned short)(((unsigned)(exponent + 14) << 10) + mantissa - 1024);
 }
+
+// Fragments of matrices, as the PTX ISA lays them out over the lanes of a warp ("Matrix fragments for mma.m16n8k16").
+namespace shim {
+static unsigned fragments[1024][12];
+// d += a b for a 16 x 16, b 16 x 8; each number of d is summed in order in double and rounded once.
+template <class Widen> void multiply(float d[4], const unsigned a[4], const unsigned b[2], Widen widen) {
+    unsigned* mine = fragments[current];
+    memcpy(mine, a, 16);
+    memcpy(mine + 4, b, 8);
+    wait_as(AT_WARP);
+    const int first = current & ~31, lane = current & 31;
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        double sum = d[i];
+        for (int k = 0; k < 16; ++k) {
+            const int from = k % 8 / 2, half = k % 2 * 16;
+            const unsigned x = fragments[first + row % 8 * 4 + from][row / 8 + k / 8 * 2] >> half & 0xffff;
+            const unsigned y = fragments[first + column * 4 + from][4 + k / 8] >> half & 0xffff;
+            sum += (double)widen(x) * (double)widen(y);
+        }
+        d[i] = (float)sum;
+    }
+    wait_as(AT_WARP);
+}
+// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+static void load_matrices(unsigned to[4], const void* row, bool transposed) {
+    const int me = current, first = me & ~31, lane = me & 31;
+    if ((uintptr_t)row % 16) fail("a row of a matrix is not aligned to 16 bytes");
+    memcpy(fragments[me], row, 16);
+    wait_as(AT_WARP);
+    for (int m = 0; m < 4; ++m) {
+        unsigned short pair[2];
+        for (int i = 0; i < 2; ++i) {
+            const int r = transposed ? lane % 4 * 2 + i : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2 + i;
+            pair[i] = ((unsigned short*)fragments[first + m * 8 + r])[c];
+        }
+        memcpy(&to[m], pair, 4);
+    }
+    wait_as(AT_WARP);
+}
+}  // namespace shim
