@@ -24,7 +24,7 @@ import numpy as np
 import ruda_tensor as rt
 from ruda_tensor import backend
 
-from .gpt2_torch import PEERS, torch_steps
+from .gpt2_torch import PEERS, torch_step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from _gpt2_data import Corpus
@@ -43,6 +43,7 @@ class Line(NamedTuple):
     ms: float
     allocated: int
     held: int
+    parameters: int
 
 
 def eager(run: Training, x: rt.Tensor, y: rt.Tensor) -> Step:
@@ -109,7 +110,7 @@ def measure_ours(cp: Any, options: argparse.Namespace) -> list[Line]:
         if not abs(first - np.log(50257)) < 0.2:
             raise RuntimeError(f"{name}: the first loss is {first}, and should be near log(50257) = 10.825")
         ms = milliseconds(step, run.device.synchronize, options.rounds, options.calls)
-        lines.append(Line(name, ms, allocated(cp, step), device_peak(run.device) or 0))
+        lines.append(Line(name, ms, allocated(cp, step), device_peak(run.device) or 0, run.model.num_params()))
         last = step().item()
         if not last < first:
             raise RuntimeError(f"{name}: the loss went from {first} to {last} on windows that stayed the same")
@@ -149,9 +150,9 @@ def measure_peer(name: str, options: argparse.Namespace) -> Line:
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    step = torch_steps(name, SIZES[options.size], options.batch, options.length)
+    step, parameters = torch_step(name, SIZES[options.size], options.batch, options.length)
     ms = milliseconds(step, torch.cuda.synchronize, options.rounds, options.calls)
-    return Line(name, ms, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    return Line(name, ms, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), parameters)
 
 
 def main() -> None:
@@ -169,6 +170,8 @@ def main() -> None:
     lines = measure_ours(backend.cupy(), options)
     for name in options.peers:
         lines.append(measure_peer(name, options))
+    if len({line.parameters for line in lines}) != 1:
+        raise RuntimeError(f"these are not the same model: {[(line.name, line.parameters) for line in lines]}")
     tokens = options.batch * options.length
     print(f"GPT-2 {options.size}, {options.batch} x {options.length}, one training step")
     print("| candidate | ms | tokens/s | allocated GiB | held GiB | its time / ours |\n|---|--:|--:|--:|--:|--:|")

@@ -46,8 +46,8 @@ def torch_model(layers: int, heads: int, width: int, length: int) -> Any:
     return Gpt2()
 
 
-def torch_steps(name: str, size: Any, batch: int, length: int) -> Callable[[], Any]:
-    """The training step of one of PEERS: fused AdamW, the global norm clipped at 1."""
+def torch_step(name: str, size: Any, batch: int, length: int) -> tuple[Callable[[], Any], int]:
+    """The training step of one of PEERS: fused AdamW, the global norm clipped at 1; and how many parameters it has."""
     import torch
 
     torch.manual_seed(0)
@@ -66,4 +66,4 @@ def torch_steps(name: str, size: Any, batch: int, length: int) -> Callable[[], A
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return step
+    return step, sum(p.numel() for p in model.parameters())

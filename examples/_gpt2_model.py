@@ -85,8 +85,8 @@ class Gpt2Config(Config):
         size, recording, dtype = SIZES[self.size], Autodiff(device), getattr(rt, self.dtype)
         small = Normal(0.0, 0.02)
         body = TransformerEncoderConfig(
-            size.width, size.heads, size.layers, dropout=0.0, activation="gelu_tanh", norm_first=True, causal=True,
-            initializer=small,
+            size.width, size.heads, n_layers=size.layers, dropout=0.0, activation="gelu_tanh", norm_first=True,
+            causal=True, initializer=small,
         )  # fmt: skip
         padding = None
         if self.rows > self.vocabulary:
