@@ -55,13 +55,15 @@ class Walk:
 
     `grads` holds the gradient that has arrived so far at each waiting node. A first contribution is borrowed as it
     is; a second allocates a sum, which is then ours (`owned`) and takes further ones in place. The gradient of a half
-    tensor is summed in float32 and rounded once, when it is complete.
+    tensor is rounded once, when it is complete: two contributions wait side by side (`seconds`), for their sum is one
+    operation, and a third makes it a sum in float32.
     """
 
     def __init__(self, retain_graph: bool, order: int) -> None:
         self.retain, self.order = retain_graph, order
         self.grads: dict[Node, Tensor] = {}
         self.owned: set[Node] = set()
+        self.seconds: dict[Node, Tensor] = {}
         self.heap: list[tuple[int, Node]] = []
         self.leaves: dict[Node, Tensor] = {}
         self.values: dict[Node, Tensor] = {}  # what balanced checkpointing has computed again and still needs
@@ -72,16 +74,25 @@ class Walk:
             g = unbroadcast(g, node.shape)
         grads = self.grads
         old = grads.get(node)
-        if node.dtype in HALF:
-            if old is not None:
-                g = rt.astype(g, FLOAT32)
-                old = rt.astype(old, FLOAT32)
-        elif g._data.dtype is not node.dtype:
+        half = node.dtype in HALF
+        if not half and g._data.dtype is not node.dtype:
             g = rt.astype(g, node.dtype)
         if old is None:
             grads[node] = g
             heappush(self.heap, (node.age, node))
-        elif node in self.owned:
+            return
+        if half:
+            if node not in self.owned:
+                second = self.seconds.pop(node, None)
+                if second is None:
+                    self.seconds[node] = g
+                    return
+                old = rt.add(rt.astype(old, FLOAT32), rt.astype(second, FLOAT32))
+                grads[node] = old
+                if self.order == 1:
+                    self.owned.add(node)
+            g = rt.astype(g, FLOAT32)
+        if node in self.owned:
             with g.device.guard():
                 g.device.xp.add(old._data, g._data, out=old._data)
         else:
@@ -103,6 +114,8 @@ class Walk:
         while heap and heap[0][0] < until:
             node = heappop(heap)[1]
             g = grads.pop(node)
+            if node in self.seconds:
+                g = self.total(node, g)
             plan = node.plan
             if plan is None:
                 self.leaves[node] = g if g._data.dtype is node.dtype else rt.astype(g, node.dtype)
@@ -129,6 +142,18 @@ class Walk:
                         add(parent, gradient)
             if not retain:
                 node.parents = node.kept = None
+
+    def arrived(self, node: Node) -> Tensor | None:
+        """What has arrived at a node that was not reached yet."""
+        g = self.grads.get(node)
+        return self.total(node, g) if g is not None and node in self.seconds else g
+
+    def total(self, node: Node, g: Tensor) -> Tensor:
+        """The sum of the two contributions to a half tensor's gradient, rounded once."""
+        second = self.seconds.pop(node)
+        if g.dtype != second.dtype:
+            g, second = rt.astype(g, FLOAT32), rt.astype(second, FLOAT32)
+        return rt.add(g, second)
 
     def add_output(self, node: Node, index: int, count: int, g: Tensor) -> None:
         """Add the gradient of one of several results of an operation; the node waits until it is its turn."""

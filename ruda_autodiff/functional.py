@@ -63,7 +63,7 @@ class Recording:
                 if root._node is not None and root._node.age <= self.since:
                     walk.add(root._node, seed)
             walk.run(until=self.until)
-            found = {x._node: walk.grads.get(x._node) for x in self.inputs}
+            found = {x._node: walk.arrived(x._node) for x in self.inputs}
             return {node: rt.astype(g, node.dtype) for node, g in found.items() if g is not None}
 
     def gradients(self, grads: dict[Node, Tensor]) -> list:

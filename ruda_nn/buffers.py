@@ -13,10 +13,22 @@ values: `model.valid()` is a snapshot of weights *and* statistics. One `Buffer` 
 """
 from __future__ import annotations
 
+import sys
+import weakref
 from typing import Any
 
 from ruda_autodiff import is_recomputing
+from ruda_tensor.recording import FINE, GONE, SHARED, recording
 from ruda_tensor.tensor import Tensor
+
+
+class _Holder:
+    __slots__ = ("held",)
+
+
+_holder = _Holder()
+_holder.held = object()
+_ALONE = sys.getrefcount(_holder.held)  # what it says, on this interpreter, of an object that one attribute holds
 
 
 class Buffer:
@@ -58,8 +70,25 @@ class Buffer:
                 f"Buffer.set: got shape {value.shape}, {value.dtype} on {value.device}, and the buffer holds {old.shape}, "
                 f"{old.dtype} on {old.device}; convert first: buffer.set(x.astype(buffer.dtype))"
             )
-        if not is_recomputing():
+        if is_recomputing():
+            return
+        current = recording()
+        if current is None:
             self._value = value.detach()
+        else:
+            self._set_in_place(value, current)
+
+    def _set_in_place(self, value: Tensor, current: Any) -> None:
+        """Keep the memory: a captured step reads and writes the same places at every replay."""
+        old = self._value
+        with old.device.guard():
+            old.device.xp.copyto(old._data, value._data)
+        held = weakref.ref(old)
+        current.watched.append(lambda: GONE if held() is not self._value else SHARED if self._seen() else FINE)
+
+    def _seen(self) -> bool:
+        """Whether anybody beside this cell sees the numbers."""
+        return sys.getrefcount(self._value) > _ALONE or sys.getrefcount(self._value._data) > _ALONE
 
     @property
     def shape(self) -> tuple[int, ...]:

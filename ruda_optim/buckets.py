@@ -54,8 +54,12 @@ def own_array(p: Param) -> Any:
 
     Every view of an array, NumPy's, CuPy's or over DLPack, holds a reference to it, and so is seen here.
     """
-    alone = _references(p) <= _ALONE and p._data.flags.c_contiguous and getattr(p._data, "base", None) is None
-    return p._data if alone else p._data.copy(order="C")
+    return p._data if is_alone(p) else p._data.copy(order="C")
+
+
+def is_alone(p: Param) -> bool:
+    """Return whether only the parameter sees its array, which is whole and in row-major order."""
+    return _references(p) <= _ALONE and p._data.flags.c_contiguous and getattr(p._data, "base", None) is None
 
 
 def own_state(state: dict[str, Any]) -> dict[str, Any]:

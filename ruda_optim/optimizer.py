@@ -11,6 +11,8 @@ from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_whole
 from ruda_nn.records import broken, compare, pack, unpack
 from ruda_tensor.dtypes import FLOAT32, FLOATING, HALF
+from ruda_tensor.live import Live, now
+from ruda_tensor.recording import capturing
 from ruda_tensor.tensor import Tensor
 
 from .buckets import Bucket, Member, fill, is_small, kinds, own_array, own_state
@@ -18,7 +20,7 @@ from .clipping import factors, total_norm
 from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
 from .rules import Rule
-from .together import first_state, norm_together, update_together
+from .together import check_capture, first_state, norm_together, update_together
 
 
 class Optimizer:
@@ -71,7 +73,9 @@ class Optimizer:
     def _step(self, lr: float, model: Any, gradients: Any, wanted: set[str] | None) -> tuple[Any, dict[str, Tensor]]:
         lr = check_lr(lr)
         self._check_kinds(model, gradients)
-        places, chosen = self._assigned(lr, model.named_params(), gradients, wanted)
+        places, chosen = self._assigned(now(lr), model.named_params(), gradients, wanted)
+        if capturing():
+            check_capture(self, places, chosen)
         return self._moved(lr, model, places, chosen), chosen
 
     def _moved(self, lr: float, model: Any, places: list[Param], chosen: dict[str, Tensor]) -> Any:
@@ -343,8 +347,11 @@ def check_config(record: Any, mine: dict[str, Any]) -> None:
     compare(record["config"], mine, "optimizer")
 
 
-def check_lr(lr: Any) -> float:
-    """Return the learning rate as a Python float, or raise."""
+def check_lr(lr: Any) -> Any:
+    """Return the learning rate as a Python float, or raise; a captured step's is read anew at every replay."""
+    if isinstance(lr, Live):
+        check_lr(lr.read())
+        return lr
     try:
         value = float(lr)
     except (TypeError, ValueError):

@@ -12,6 +12,7 @@ from typing import Any
 from ruda_nn import Config
 from ruda_nn.config import is_whole, plain
 from ruda_nn.records import broken, compare
+from ruda_tensor.live import every_replay
 
 MOST_CALLS = 2**53  # above it, a count is no longer a float
 
@@ -38,18 +39,27 @@ class LrScheduler:
 
     def peek(self) -> float:
         """Return the learning rate that the next `step()` returns; nothing is changed."""
-        return self.value(self.calls)
+        return every_replay(lambda: self.value(self.calls))
 
     @property
     def last(self) -> float | None:
         """The learning rate that the last `step()` returned, None before the first."""
-        return self.value(self.calls - 1) if self.calls else None
+        return every_replay(lambda: self.value(self.calls - 1)) if self.calls else None
 
     def step(self) -> float:
-        """Return the learning rate of the next update; call it once per update."""
-        rate = self.peek()
+        """Return the learning rate of the next update; call it once per update.
+
+        In a captured step the schedule moves on at every replay, and what is returned is the rate of each.
+        """
+        return every_replay(self._next, self._back)
+
+    def _next(self) -> float:
+        rate = self.value(self.calls)
         self.calls += 1
         return rate
+
+    def _back(self) -> None:
+        self.calls -= 1
 
     def to_record(self) -> dict[str, Any]:
         """Return the configuration and the number of calls so far."""

@@ -7,12 +7,15 @@ numbers beyond float32) is left to the rule itself.
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ruda_nn import Param
 from ruda_tensor.dtypes import FLOAT32, FLOAT64, HALF
+from ruda_tensor.kernels.gate import real_of
 from ruda_tensor.kernels.optimizer import (
     Entry,
     Numbers,
@@ -24,9 +27,11 @@ from ruda_tensor.kernels.optimizer import (
     takes,
     update,
 )
+from ruda_tensor.live import now
+from ruda_tensor.recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, recording
 from ruda_tensor.tensor import Tensor
 
-from .buckets import own_array, own_state
+from .buckets import is_alone, own_array, own_state
 from .rules import Adam, AdamW, Rule, Sgd
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -109,6 +114,7 @@ def update_together(
     `extra` has what clipping the global norm multiplies gradients by, as a 0-d array on each device.
     """
     grouping, parts, batches = optimizer._grouping, {}, {}
+    current = recording()
     for key, p in params.items():
         number = grouping.of(key)
         if number not in parts:
@@ -120,23 +126,88 @@ def update_together(
             state = _state(optimizer, p)
             inner = state if part.inner is None else state[part.inner]
             time, rate = inner["time"] + 1, lr * grouping.scales[number]
-            numbers = numbers_of(part.rule, rate, time, part.unscale)
+            numbers = numbers_of(part.rule, now(rate), time, part.unscale)
             array, state = own_array(p), own_state(state)
             g = g if g.flags.c_contiguous else p.device.xp.ascontiguousarray(g)
             master = None if part.master is None else state.get(part.master)
             entry = Entry(array, g, master, [inner[name] for name in part.rule.arrays])
             if numbers is not None and accepts(p.device.xp, entry):
-                batches.setdefault((number, p.device, time), (numbers, []))[1].append((p, inner, entry))
+                kind = number, p.device, time, real_of(p.dtype)
+                batches.setdefault(kind, (numbers, []))[1].append((p, inner, entry))
     new: dict[str, Param] = {}
-    for (number, device, time), (numbers, members) in batches.items():
-        part = parts[number]
+    for (number, device, _, real), (numbers, members) in batches.items():
+        part, counters = parts[number], [inner for _, inner, _ in members]
         scale = extra[device][0] if device in extra else part.scale
         with device.guard():
-            update(device.xp, shape_of(part.rule), numbers, [entry for _, _, entry in members], scale=scale)
-        for p, inner, entry in members:
-            inner["time"] = time
+            place = None
+            if current is None:
+                count(counters, 1)
+            else:
+                place = live_numbers(current, part, lr * grouping.scales[number], counters, real)
+            entries = [entry for _, _, entry in members]
+            update(device.xp, shape_of(part.rule), numbers, entries, scale=scale, device_numbers=place)
+        for p, _, entry in members:
             new[p.id] = p.like(entry.p)
+    if current is not None:
+        current.watched.append(watcher(optimizer, new))
     return new
+
+
+def count(counters: list[dict[str, Any]], step: int) -> None:
+    """Count an update of the parameters with these states, or take one back."""
+    for counter in counters:
+        counter["time"] += step
+
+
+def live_numbers(current: Any, part: Parts, rate: Any, counters: list[dict[str, Any]], real: np.dtype) -> Any:
+    """Return device memory that holds the numbers of each replay's update, which is counted first."""
+    current.tick(lambda: count(counters, 1), lambda: count(counters, -1))
+
+    def values() -> tuple:
+        numbers = numbers_of(part.rule, now(rate), counters[0]["time"], part.unscale)
+        if numbers is None:
+            raise OverflowError(f"step: the numbers of update {counters[0]['time']} are beyond float32; run it eagerly")
+        return numbers.rate, numbers.floor, numbers.shrink, numbers.decay, numbers.keep, numbers.unscale
+
+    return current.slot("6d" if real == FLOAT64 else "6f", values)
+
+
+def check_capture(optimizer: Any, places: list[Param], chosen: dict[str, Tensor]) -> None:
+    """Refuse, before anything is changed, an update that a recording cannot hold."""
+    grouping = optimizer._grouping
+    for p in places:
+        if not p.trainable or p.id not in chosen:
+            continue
+        rule = grouping.rules[grouping.of(p.id)]
+        if parts_of(rule) is None or not takes(p.device.xp, p.dtype, chosen[p.id].dtype):
+            raise CaptureError(
+                f"step: the update by {rule!r} cannot be part of a captured step, which would freeze its numbers; Sgd, Adam and "
+                "AdamW can, also inside Fp32MasterOptimizer, with use_fused(True) and no clipping but the global norm's"
+            )
+        if p.id not in optimizer.states or p.id in optimizer._places:
+            raise CaptureError(
+                "step: a parameter is updated for the first time in a captured step, and its state would be made anew at every "
+                "replay; run the step once before: graph.run_eager(...)"
+            )
+        if not is_alone(p):
+            raise SharedWhileCapturing("step: somebody else sees the memory of a parameter, which is changed in place")
+
+
+def watcher(optimizer: Any, new: dict[str, Param]) -> Callable[[], int]:
+    """Return what looks whether a recorded update still changes the parameters and states that its caller has."""
+    refs = [(weakref.ref(p), key, optimizer.states[key]) for key, p in new.items()]
+
+    def look() -> int:
+        found, states = FINE, optimizer.states
+        for ref, key, state in refs:
+            p = ref()
+            if p is None or p.is_consumed() or states.get(key) is not state:
+                return GONE
+            if not is_alone(p):
+                found = SHARED
+        return found
+
+    return look
 
 
 def norm_together(gradients: list[Tensor]) -> Any:

@@ -27,6 +27,8 @@ from .dtypes import UINT32 as uint32
 from .dtypes import UINT64 as uint64
 from .dtypes import FloatDType
 from .inspection import *  # noqa: F403
+from .kernels.gate import use_fused
+from .kernels.launch import KernelError
 from .ops import activation as _activation
 from .ops import arithmetic as _arithmetic
 from .ops import attention as _attention
@@ -79,14 +81,17 @@ from .ops.softmax import *  # noqa: F403
 from .ops.sort import *  # noqa: F403
 from .ops.statistics import *  # noqa: F403
 from .ops.transcendental import *  # noqa: F403
+from .recording import CaptureError
+from .static import StaticGraph
 from .tensor import Tensor
 
 from .creation import tensor  # isort: skip  (the submodule of that name is not meant)
 
 __all__ = [
-    "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "NoUsableGpu", "Tensor", "bfloat16", "bool", "default_device",
-    "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi",
-    "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
+    "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "KernelError", "NoUsableGpu", "StaticGraph",
+    "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8", "int16", "int32",
+    "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32", "uint64",
+    "use_fused",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__

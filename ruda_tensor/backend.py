@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .recording import refuse_while_capturing
+
 _FORK: dict[str, int | None] = {"pid": None}  # the process that initialized CUDA: a forked child cannot use it
 
 
@@ -110,7 +112,10 @@ def is_cupy_array(x: Any) -> bool:
 
 def to_host(array: Any) -> np.ndarray:
     """Copy a device array to host memory (synchronizes), or return a host array as it is."""
-    return array if isinstance(array, np.ndarray) else cupy().asnumpy(array)
+    if isinstance(array, np.ndarray):
+        return array
+    refuse_while_capturing("reading values on the host", "return the tensor from the step, and read it after replay")
+    return cupy().asnumpy(array)
 
 
 def cuda_index(array: Any) -> int:
@@ -124,4 +129,11 @@ def use_device(index: int) -> Any:
 
 
 def synchronize(index: int) -> None:
+    refuse_while_capturing("waiting for the device", "synchronize after replay")
     cupy().cuda.Device(index).synchronize()
+
+
+def release_memory(index: int) -> None:
+    """Give free memory of the default pool back to the driver, so that another pool can have it."""
+    with use_device(index):
+        cupy().get_default_memory_pool().free_all_blocks()

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import backend
 from .dtypes import FLOAT32, INT32, as_dtype, is_floating, is_integer
+from .recording import refuse_while_capturing
 
 
 class Device:
@@ -115,6 +116,7 @@ class Cuda(Device):
         return backend.use_device(self.index)
 
     def put(self, array: np.ndarray) -> Any:
+        refuse_while_capturing("an array from the host", "make it before, or give it to the step as an input")
         with self.guard():  # CuPy makes a 0-d array by filling, and loses the sign of -0.0: copy one element of one axis
             return self.xp.asarray(array.reshape(1)).reshape(()) if array.ndim == 0 else self.xp.asarray(array)
 

@@ -33,6 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from .recording import refuse_while_capturing
+
 M0, M1 = 0xD2511F53, 0xCD9E8D57
 W0, W1 = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
@@ -98,6 +100,7 @@ def blocks(xp: Any, count: int, seed: int, offset: int) -> Iterator[tuple[int, A
 
     The words are one contiguous uint32 array in the order of the draw. It is reused: take what you need at once.
     """
+    refuse_while_capturing("a random draw", "draw before, and give the numbers to the step as an input; dropout is no draw")
     chunk = HOST_BLOCKS if xp is np else DEVICE_BLOCKS
     table = round_table(xp, seed)
     memory = xp.empty((0, 0), np.uint64)

@@ -1,29 +1,66 @@
-"""Matrix products on a GPU: tensor cores for half types, float32 accumulation, one rounding, any batch.
+"""Matrix products on a GPU: tensor cores for half types, float32 accumulation, one rounding, any batch, and epilogues.
 
-CuPy multiplies batches of float16 at the float32 rate, refuses batches of bfloat16, and copies transposed or broadcast
-batches, so cuBLAS is called here. Views cost nothing: a transposed matrix is passed as a flag, a batch that shares one
-matrix as a stride of 0. float32 is computed in full float32, not in TF32.
+CuPy multiplies batches of float16 at the float32 rate, refuses batches of bfloat16, copies transposed or broadcast
+batches, and cannot be captured, so cuBLASLt is called here (`blaslt.py`). Views cost nothing: a transposed matrix is passed
+as a flag, a batch that shares one matrix as a stride of 0, and a batch of rows that share a weight is one large product.
+
+An epilogue is work that cuBLASLt does on a product while it is still in registers: adding a bias, gelu, its derivative,
+the sums that a bias gradient is. Functions with one return None where kernels are off (`use_fused(False)`) or the library
+has none for these dtypes and sizes; the caller then does the same with a product and kernels of ours. All results are the
+same bits in every run: see `blaslt.py`.
 """
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
+import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import backend
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, HALF
+from . import cublas
+from .blaslt import (
+    COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32, MOST_PLANS, WORKSPACE, Machine, Operand, Plan, Problem, machine, workspace_of,
+)  # fmt: skip
+from .gate import fused
+from .launch import HITS
 
-_CUDA_TYPES = {FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14}  # cudaDataType_t
-_COMPUTE_32F, _COMPUTE_64F = 68, 70  # cublasComputeType_t
-_DEFAULT_ALGORITHM = -1
-_DEFAULT_MATH, _NO_REDUCED_PRECISION_REDUCTION = 0, 16  # cublasMath_t: partial sums of split products stay float32
-_ONE_AND_ZERO = {d: (np.ones(1, d), np.zeros(1, d)) for d in (FLOAT32, FLOAT64)}
+AUX_MULTIPLE = 8  # the leading dimension of an auxiliary matrix
+_tf32: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "ruda_tf32", default=os.environ.get("RUDA_TF32", "") not in ("", "0")
+)
+
+
+@contextlib.contextmanager
+def use_tf32(on: bool = True) -> Iterator[None]:
+    """Let float32 products on a GPU use TF32 inside, or not; without it they are full float32.
+
+    TF32 keeps float32's range and rounds the factors to 11 significant bits (relative error 2^-11 each); sums are float32.
+    On an H200 it is about seven times as fast. Products of other dtypes and products on the CPU stay as they are. The
+    setting is that of the thread at the time when a product runs, so the products of a backward pass follow the one that is
+    in force where `backward()` is called. The environment variable RUDA_TF32=1 turns it on from the start.
+
+    >>> import ruda_tensor as rt
+    >>> with rt.use_tf32():
+    ...     y = rt.ones((2, 2), device=rt.Cpu()) @ rt.ones((2, 2), device=rt.Cpu())
+    >>> y.tolist()
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    token = _tf32.set(bool(on))
+    try:
+        yield
+    finally:
+        _tf32.reset(token)
 
 
 def available(xp: Any) -> bool:
-    """True for CuPy."""
-    return xp.__name__ == "cupy"
+    """True where `matmul` takes the arrays of this module."""
+    return xp.__name__ == "cupy" or machine(xp) is not None
 
 
 def layout(strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[bool, int] | None:
@@ -51,19 +88,19 @@ def batch_stride(strides: tuple[int, ...], shape: tuple[int, ...]) -> int | None
     return stride if stride >= 0 else None
 
 
-def _operand(xp: Any, a: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
-    """The array to read (a copy where BLAS cannot read the view), its transpose flag, leading dimension and stride."""
+def operand(xp: Any, a: Any, batch: tuple[int, ...]) -> tuple[Any, Operand]:
+    """The array to read, `a` itself unless BLAS cannot read it, and how it lies in memory."""
     found = layout(_steps(a)[-2:], a.shape[-2:])
+    plain = (False, max(a.shape[-1], 1))
     if found is None:
-        a, found = xp.ascontiguousarray(a), (False, max(a.shape[-1], 1))
+        a, found = xp.ascontiguousarray(a), plain
     if a.ndim == 2:
-        return a, int(found[0]), found[1], 0
+        return a, Operand(*found, 0)
     wide = xp.broadcast_to(a, (*batch, *a.shape[-2:]))
     stride = batch_stride(_steps(wide)[:-2], batch)
-    if stride is None:
-        wide, found = xp.ascontiguousarray(wide), (False, max(a.shape[-1], 1))
-        stride = a.shape[-2] * a.shape[-1]
-    return wide, int(found[0]), found[1], stride
+    if stride is not None:
+        return a, Operand(*found, stride)
+    return xp.ascontiguousarray(wide), Operand(*plain, a.shape[-2] * a.shape[-1])
 
 
 def _steps(a: Any) -> tuple[int, ...]:
@@ -71,30 +108,170 @@ def _steps(a: Any) -> tuple[int, ...]:
     return tuple([s // a.itemsize for s in a.strides])
 
 
-def matmul(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Return x @ y of CuPy arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
-    xp = backend.cupy()
-    from cupy_backends.cuda.libs import cublas
+class _Recipe:
+    """What to do for a product of arrays of given shapes and strides: made once, kept per thread.
 
-    batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
-    out = xp.empty((*batch, m, n), x.dtype if dtype is None else dtype)
-    if out.size == 0 or k == 0:
-        out.fill(0)
-        return out
-    x, x_flag, x_lead, x_stride = _operand(xp, x, batch)
-    y, y_flag, y_lead, y_stride = _operand(xp, y, batch)
-    one, zero = _ONE_AND_ZERO[FLOAT64 if x.dtype == FLOAT64 else FLOAT32]
-    compute = _COMPUTE_64F if x.dtype == FLOAT64 else _COMPUTE_32F
-    kind, out_kind = _CUDA_TYPES[x.dtype], _CUDA_TYPES[out.dtype]
-    handle = xp.cuda.device.get_cublas_handle()
-    cublas.setMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION)
-    try:  # cuBLAS is column-major: out.T = y.T @ x.T
-        cublas.gemmStridedBatchedEx(
-            handle, y_flag, x_flag, n, m, k, one.ctypes.data, y.data.ptr, kind, y_lead, y_stride,
-            x.data.ptr, kind, x_lead, x_stride, zero.ctypes.data, out.data.ptr, out_kind, n, m * n,
-            math.prod(batch), compute, _DEFAULT_ALGORITHM,
-        )  # fmt: skip
-    finally:
-        cublas.setMathMode(handle, _DEFAULT_MATH)
+    `plan` is None where cuBLASLt has nothing; `copies` says which of x and y cannot be read as they are.
+    """
+
+    __slots__ = ("shape", "problem", "plan", "copies", "batch", "empty")
+
+    def __init__(
+        self, owner: Machine | None, xp: Any, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int,
+        bias: int, aux: int,
+    ) -> None:  # fmt: skip
+        self.batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
+        self.shape = (*self.batch, m, n)
+        self.plan = self.problem = None
+        self.empty = k == 0 or 0 in self.shape
+        if self.empty:
+            return
+        first, a = operand(xp, x, self.batch)
+        second, b = operand(xp, y, self.batch)
+        self.copies = first is not x, second is not y
+        count = math.prod(self.batch)
+        if count > 1 and b.stride == 0 and not a.transposed and a.stride == m * a.lead:
+            m, count, a = m * count, 1, Operand(False, a.lead, 0)
+        compute = COMPUTE_64F if x.dtype == FLOAT64 else COMPUTE_TF32 if x.dtype == FLOAT32 and _tf32.get() else COMPUTE_32F
+        self.problem = Problem(m, n, k, count, a, b, x.dtype, dtype, compute, epilogue, added, (low & -low) or 16)
+        if owner is not None:
+            plan = Plan(owner, self.problem, bias, aux)
+            self.plan = plan if plan.found else None
+
+
+class _Recipes(threading.local):
+    def __init__(self) -> None:
+        self.known: dict[tuple, _Recipe] = {}
+
+
+_recipes = _Recipes()
+
+
+def _recipe(
+    owner: Machine | None, device: int, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int, bias: int = 0,
+    aux: int = 0,
+) -> _Recipe:  # fmt: skip
+    known, x_dtype = _recipes.known, x.dtype
+    tf32 = x_dtype == FLOAT32 and _tf32.get()
+    key = (x.shape, x.strides, y.shape, y.strides, x_dtype, dtype, epilogue, added, low & 15, tf32, device, id(owner))
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_PLANS:
+            known.clear()
+        xp = np if isinstance(x, np.ndarray) else backend.cupy()
+        found = known[key] = _Recipe(owner, xp, x, y, dtype, epilogue, added, low & 15, bias, aux)
+    return found
+
+
+def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+    """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
+    owner = machine(xp)
+    if owner is None:
+        return _without(xp, x, y, x.dtype if dtype is None else dtype)
+    if dtype is None:
+        dtype = x.dtype
+    a, b, device = owner.address(x), owner.address(y), owner.device()
+    recipe = _recipe(owner, device, x, y, dtype, "none", False, a | b)
+    plan = recipe.plan
+    if plan is None:
+        return _without(xp, x, y, dtype)
+    if True in recipe.copies:
+        x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
+        a, b = owner.address(x), owner.address(y)
+    out = owner.empty(recipe.shape, dtype)
+    to, stream = owner.address(out), owner.stream()
+    plan.run(a, b, to, to, workspace_of(owner, device, stream), stream)
     return out
+
+
+def _without(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
+    """The product where cuBLASLt cannot make it: nothing to add up, no library, or no algorithm."""
+    recipe = _recipe(None, 0, x, y, dtype, "none", False, 0)
+    if recipe.empty:
+        return xp.zeros(recipe.shape, dtype)
+    assert recipe.problem is not None
+    out = xp.empty(recipe.shape, dtype)
+    x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
+    cublas.multiply(xp, recipe.problem, x, y, out)
+    return out
+
+
+def _extended(
+    xp: Any, x: Any, y: Any, epilogue: str, *, bias: Any = None, aux: Any = None, added: Any = None, out: Any = None
+) -> Any:
+    """x @ y with an epilogue, plus `added` (out itself, or an array like it), for a 2-D y; or None.
+
+    bias is read or written as the epilogue has it, and so is aux; both have the dtype of x.
+    """
+    owner = machine(xp)
+    if owner is None or not fused() or x.dtype != y.dtype:
+        return None
+    address, device = owner.address, owner.device()
+    a, b = address(x), address(y)
+    c, to, bias_at, aux_at = (0 if t is None else address(t) for t in (added, out, bias, aux))
+    low = a | b | c | to | bias_at | aux_at
+    recipe = _recipe(owner, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
+    plan = recipe.plan
+    if plan is None:
+        return None
+    if True in recipe.copies or plan.problem.batch > 1:  # an epilogue that sums or keeps has one matrix to do it for
+        if x.flags.c_contiguous and y.flags.c_contiguous:
+            return None
+        x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
+        return _extended(xp, x, y, epilogue, bias=bias, aux=aux, added=added, out=out)
+    if out is None:
+        out = owner.empty(recipe.shape, x.dtype)
+        to = address(out)
+    stream = owner.stream()
+    plan.run(a, b, c or to, to, workspace_of(owner, device, stream), stream, bias_at, aux_at)
+    HITS[f"matmul_{epilogue}"] += 1
+    return out
+
+
+def _fits(dtype: Any, *others: Any) -> bool:
+    """True where arrays, None left out, have this dtype and lie in row-major order."""
+    return all(t is None or (t.dtype == dtype and t.flags.c_contiguous) for t in others)
+
+
+def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
+    """x @ w + bias + residual, rounded once, in one call; or None. bias is [n], residual as the result."""
+    if not _fits(x.dtype, bias, residual):
+        return None
+    return _extended(xp, x, w, "none" if bias is None else "bias", bias=bias, added=residual)
+
+
+def affine_gelu(xp: Any, x: Any, w: Any, bias: Any) -> Any:
+    """(gelu(h), h) for h = x @ w + bias in the tanh form; or None. gelu sees h before it is rounded."""
+    n = w.shape[1]
+    owner = machine(xp)
+    if owner is None or n % AUX_MULTIPLE or not _fits(x.dtype, bias):
+        return None
+    h = owner.empty((*x.shape[:-1], n), x.dtype)
+    out = _extended(xp, x, w, "gelu_aux_bias", bias=bias, aux=h)
+    return None if out is None else (out, h)
+
+
+def gelu_gradient(xp: Any, g: Any, w: Any, h: Any, sums: bool) -> Any:
+    """(dh, its sums over all rows or None) for dh = (g @ w.T) gelu'(h) in the tanh form; or None."""
+    n = w.shape[0]
+    owner = machine(xp)
+    if owner is None or n % AUX_MULTIPLE or not _fits(g.dtype, h):
+        return None
+    columns = owner.empty((n,), g.dtype) if sums else None
+    dh = _extended(xp, g, w.T, "dgelu_bgrad" if sums else "dgelu", bias=columns, aux=h)
+    return None if dh is None else (dh, columns)
+
+
+def weight_gradient(xp: Any, x: Any, g: Any, sums: bool, total: Any = None) -> Any:
+    """(dw, db) for dw = x.T @ g over all rows and db = the sums of g over them; or None.
+
+    With `total`, a gradient that is there already, dw is added to it in place and is `total`.
+    """
+    owner = machine(xp)
+    if owner is None:
+        return None
+    x, g = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, g))
+    columns = owner.empty((g.shape[1],), g.dtype) if sums else None
+    dw = _extended(xp, x.T, g, "bgrad" if sums else "none", bias=columns, added=total, out=total)
+    return None if dw is None else (dw, columns)

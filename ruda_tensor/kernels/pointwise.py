@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..live import LivePlace
 from .columns import ACTIVATIONS
 from .gate import CTYPES, aligned, ceil_div, contiguous, opened
 from .launch import Kernel
@@ -79,11 +80,12 @@ def _dropout(dtype: np.dtype) -> Kernel:
     return Kernel("dropout.cu", "dropout", f"P P q Q Q P {real} I i", defines)
 
 
-def dropout(xp: Any, x: Any, *, p: float, seed: int, offset: int, state: Any = None) -> Any:
+def dropout(xp: Any, x: Any, *, p: float, seed: Any, offset: int) -> Any:
     """x / (1 - p) where the draw (seed, offset) of bernoulli(1 - p) is true, else 0; None where the gate is shut.
 
-    It is its own derivative rule. `state`: two uint64 on the device, a seed and an offset to add, instead of `seed`.
+    It is its own derivative rule. A `LivePlace` for the seed is a seed and an offset to add, on the device.
     """
+    state, seed = (seed.memory, 0) if isinstance(seed, LivePlace) else (None, seed)
     last = round((1 - p) * 2**32) - 1
     if opened(xp, x) is None or not 0 <= last < 2**32:
         return None

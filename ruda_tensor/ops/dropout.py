@@ -26,7 +26,7 @@ def position(name: str, count: int, seed: Any, key: Any) -> tuple[int, int]:
     if seed is not None and key is not None:
         raise ValueError(f"{name}: give seed= or key=, not both; write key=rt.random.key({seed!r})")
     start = seed if key is None else check_key(name, key)
-    return random.reserve(count) if start is None else random.Generator(start).reserve(count)
+    return random.reserve(count) if start is None else random.Generator(start).place(count, lasting=False)
 
 
 def drop(x: Tensor, p: float, seed: int, offset: int) -> Tensor:

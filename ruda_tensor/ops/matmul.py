@@ -31,7 +31,7 @@ def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
         if x.size * y.shape[-1] >= LEAST and (out := host_product(x, y)) is not None:
             return out
     elif gemm.available(xp) and x.dtype in FLOATING:
-        return gemm.matmul(x, y, dtype)
+        return gemm.matmul(xp, x, y, dtype)
     if x.dtype in HALF:
         out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
         return out.astype(x.dtype if dtype is None else dtype, copy=False)

@@ -16,6 +16,8 @@ import ml_dtypes
 from .. import philox
 from ..devices import Device, resolve_device
 from ..dtypes import INTEGER, as_dtype, is_floating
+from ..live import LivePlace
+from ..recording import recording
 from ..tensor import Tensor
 from . import draws
 
@@ -179,16 +181,40 @@ class Generator:
 
     def reserve(self, count: int) -> tuple[int, int]:
         """Return the (seed, offset) of a draw of `count` 32-bit words and move on past it."""
-        words = whole("reserve: count", count, 0, 2**64, "reserve(x.size)")
-        if _here.source is None:
-            with self._lock:
-                seed, offset = self._seed, self._offset
-                self._offset = (offset + draws.counters(words, 1)) % 2**64
-        else:
+        return self.place(whole("reserve: count", count, 0, 2**64, "reserve(x.size)"))
+
+    def place(self, words: int, *, lasting: bool = True) -> tuple[Any, int]:
+        """As `reserve`, of a generator that is `lasting` or made for one draw: a captured step makes the latter once only."""
+        current = recording()
+        if _here.source is not None:
             seed, offset = _noted(words)
+        elif current is not None and lasting:
+            seed, offset = self._live(words, current), 0
+        else:
+            seed, offset = self._take(words)
         for log in _here.logs:
             log.append((words, seed, offset))
         return seed, offset
+
+    def _take(self, words: int) -> tuple[int, int]:
+        with self._lock:
+            seed, offset = self._seed, self._offset
+            self._offset = (offset + draws.counters(words, 1)) % 2**64
+        return seed, offset
+
+    def _live(self, words: int, current: Any) -> LivePlace:
+        """The place of this draw at every replay, as (seed, offset) in device memory."""
+        cell = [(0, 0)]
+
+        def take() -> None:
+            cell[0] = self._take(words)
+
+        def back() -> None:
+            with self._lock:
+                self._seed, self._offset = cell[0]
+
+        current.tick(take, back)
+        return LivePlace(current.slot("QQ", lambda: cell[0]))
 
     def get_state(self) -> dict[str, int | str]:
         """Return the state as plain integers and strings; `set_state` takes it, in this process or another."""

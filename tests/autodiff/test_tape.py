@@ -334,6 +334,27 @@ def test_TAPE_10_settings_may_end_in_any_order():
     assert is_recording()
 
 
+@pytest.mark.parametrize("uses", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_half_gradient_of_several_uses_is_rounded_once(device, uses, retain):
+    weights = [1.0, 2.0**-8, 2.0**-8, 2.0**-8, 2.0**-8][:uses]  # bfloat16 has 8 bits: one by one, all but the first are lost
+    expected = rt.tensor([sum(weights)], device=device).astype(rt.bfloat16).astype(rt.float32).tolist()
+    parts = [rt.tensor([w], dtype=rt.bfloat16, device=device) for w in weights]
+
+    def f(x):
+        y = x * 1.0
+        total = y * parts[0]
+        for part in parts[1:]:
+            total = total.astype(rt.float32) + (y * part).astype(rt.float32)
+        return total.astype(rt.float32).sum()
+
+    x = leaf([1.0], dtype=rt.bfloat16, device=device)
+    assert f(x).backward(retain_graph=retain)[x].astype(rt.float32).tolist() == expected
+    assert grad(f)(x.detach()).astype(rt.float32).tolist() == expected
+    several = grad(lambda x: sum((x * part).astype(rt.float32).sum() for part in parts))(x.detach())
+    assert several.astype(rt.float32).tolist() == expected
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_DTYPE_02_a_leaf_used_many_times_sums_its_gradient_in_float32(dtype, device):
     x = leaf([1.0], dtype=getattr(rt, dtype), device=device)
