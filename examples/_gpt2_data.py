@@ -14,6 +14,10 @@ BYTES, GPT2_TOKENS, END_OF_TEXT = 256, 50257, 50256
 MAGIC, VERSION, HEADER = 20240520, 1, 1024  # of the token files that llm.c reads: 256 int32, then the tokens as uint16
 
 
+class BadTokens(ValueError):
+    """A token file holds what is no token of GPT-2."""
+
+
 class Corpus:
     """A long row of ids, and those kept apart for validation; ids are below `vocabulary`.
 
@@ -50,7 +54,7 @@ class Corpus:
     def _cut(self, ids: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
         found = ids[starts[..., None] + np.arange(length + 1)].astype(np.int32)
         if found.max() >= self.vocabulary:
-            raise ValueError(f"the tokens hold the id {found.max()}, and ids of GPT-2 are below {self.vocabulary}")
+            raise BadTokens(f"the tokens hold the id {found.max()}, and ids of GPT-2 are below {self.vocabulary}")
         return found
 
     def encode(self, text: str) -> np.ndarray:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import ruda_tensor as rt
 
@@ -10,10 +11,10 @@ import ruda_tensor as rt
 PEAKS = {"H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}
 
 
-def device_peak(device: rt.Device) -> int | None:
-    """Return the most bytes held so far: by the memory pool of a GPU, which keeps what it had, else by the process."""
+def memory_held(device: rt.Device, graph: Any) -> int | None:
+    """Return the bytes of a GPU that the memory pool and a recorded step hold, or the most that the process ever had."""
     if device.launches:
-        return int(device.xp.get_default_memory_pool().total_bytes())
+        return int(device.xp.get_default_memory_pool().total_bytes()) + graph.info["workspace_bytes"]
     try:
         import resource
     except ImportError:  # Windows
@@ -31,7 +32,7 @@ def peak_rate(device: rt.Device, dtype: str) -> float | None:
 
 
 class Meter:
-    """Tokens per second and model FLOPs utilization of the updates between two marks, and of all of them.
+    """Tokens per second and model FLOPs utilization of the updates between two marks, and of all; the most memory seen.
 
     The utilization is the operations that the model needs (`Gpt2Config.flops_per_token`, whatever is computed in truth)
     per second, over `peak`, those that the device could do.
@@ -41,17 +42,19 @@ class Meter:
         self.tokens, self.flops_per_token, self.peak = tokens, flops_per_token, peak
         self.seconds, self.updates = 0.0, 0
         self.rate = 0.0
+        self.memory: int | None = None
         self.start()
 
     def start(self) -> None:
         """Begin to measure: what came since the last mark, such as a validation, does not count."""
         self.since = time.perf_counter()
 
-    def mark(self, updates: int) -> None:
-        """End a stretch of so many updates, all of which are done, and begin another."""
+    def mark(self, updates: int, memory: int | None = None) -> None:
+        """End a stretch of so many updates, all of which are done, and begin another; `memory` is held now."""
         seconds = time.perf_counter() - self.since
         self.seconds, self.updates = self.seconds + seconds, self.updates + updates
         self.rate = updates * self.tokens / seconds
+        self.memory = max(self.memory or 0, memory or 0) or None
         self.start()
 
     def mean_rate(self) -> float:

@@ -20,20 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import ruda_tensor as rt
-from ruda_nn import RecordMismatch
 from ruda_record import RecorderError
 
 try:
-    from _gpt2_data import open_corpus
+    from _gpt2_data import BadTokens, open_corpus
     from _gpt2_model import SIZES, write
-    from _gpt2_report import Meter, device_peak, gibibytes, peak_rate, share
+    from _gpt2_report import Meter, gibibytes, memory_held, peak_rate, share
     from _gpt2_training import Training, TrainingConfig
     from _text_plot import draw_curve
     from tqdm import tqdm
 except ImportError as error:
     sys.exit(f"this example needs tqdm and matplotlib ({error}): pip install 'ruda[examples]'")
 
+CHECKED = {"steps": 0, "every": 1, "sample": 0, "temperature": 0, "top_k": 1, "stop_after": 1, "peak": 1}
 LOOK = 10  # updates between two looks at the losses, which wait for the device
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
 
 
 def parse() -> argparse.Namespace:
@@ -54,8 +58,9 @@ def parse() -> argparse.Namespace:
     how.add_argument("--warmup", type=int, help="updates until the highest; default: a tenth of the horizon, at most 700")
     how.add_argument("--horizon", type=int, help="updates of the schedule, which a resumed run keeps; default: --steps")
     how.add_argument("--seed", type=int, default=0, help="seed of weights, windows and sample")
+    how.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True, help="record the step on a GPU")
     how.add_argument("--peak", type=float, metavar="TFLOPS", help="the device's peak, for MFU; default: by its name")
-    runs.add_argument("--steps", type=int, default=500, help="updates at the end, those before a resume included")
+    runs.add_argument("--steps", type=int, default=1000, help="updates at the end, those before a resume included")
     runs.add_argument("--every", type=int, default=250, metavar="N", help="updates between validations, each of which saves")
     runs.add_argument("--out", type=Path, default=Path("runs/gpt2"), help="folder of the files")
     runs.add_argument("--resume", action="store_true", help="go on from checkpoint.bin in --out")
@@ -65,10 +70,10 @@ def parse() -> argparse.Namespace:
     runs.add_argument("--temperature", type=float, default=0.8, help="of the sample; 0 takes the likeliest")
     runs.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
     options = parser.parse_args()
-    for name, low in (("steps", 0), ("every", 1), ("sample", 0), ("temperature", 0), ("top_k", 1), ("stop_after", 1)):
+    for name, low in CHECKED.items():
         value = getattr(options, name)
         if value is not None and not low <= value < math.inf:
-            parser.error(f"--{name.replace('_', '-')} {value} is below {low}")
+            parser.error(f"--{name.replace('_', '-')} {value} is not allowed; give at least {low}")
     if options.resume and options.weights:
         parser.error("--resume goes on with the weights of its checkpoint: leave --weights out")
     return options
@@ -99,9 +104,12 @@ def train(run: Training, options: argparse.Namespace, meter: Meter) -> None:
     """Train until `--steps` updates are done; validate and save every `--every`, and save where Ctrl-C ends it early."""
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
-    start, path, update = run.steps, options.out / "checkpoint", run.step
+    start, path = run.steps, options.out / "checkpoint"
+    # On a GPU, one launch replays all of a recorded step; on the CPU a graph only runs the step.
+    graph = rt.StaticGraph(run.step, *run.batch())
+    update = graph.replay if options.graph else graph.run_eager
     try:
-        with tqdm(total=options.steps, initial=start, unit="step", mininterval=0.5) as bar:
+        with graph, tqdm(total=options.steps, initial=start, unit="step", mininterval=0.5) as bar:
             meter.start()
             while run.steps < options.steps:
                 run.unread.append(update(*run.batch()))
@@ -109,7 +117,7 @@ def train(run: Training, options: argparse.Namespace, meter: Meter) -> None:
                 stop = bool(interrupts) or run.steps - start == options.stop_after
                 due = run.steps % options.every == 0 or run.steps == options.steps
                 if stop or due or len(run.unread) == LOOK:
-                    look(run, meter, bar)
+                    look(run, meter, bar, graph)
                 if due:
                     run.validate()
                 if stop or due:
@@ -121,19 +129,19 @@ def train(run: Training, options: argparse.Namespace, meter: Meter) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def look(run: Training, meter: Meter, bar: Any) -> None:
+def look(run: Training, meter: Meter, bar: Any, graph: Any) -> None:
     """Read the newest losses, and show where the run stands."""
     count = len(run.unread)
     run.read()
-    meter.mark(count)
+    meter.mark(count, memory_held(run.device, graph))
     recent = run.history["loss"][-count:]
     if not all(math.isfinite(x) for x in recent):
-        raise ArithmeticError(
+        raise Diverged(
             f"the loss is no longer a number, at most {count} updates before update {run.steps}; what was saved before is "
             "as it was. Start again with a lower --lr or a longer --warmup"
         )
     shown = {"loss": f"{sum(recent) / count:.4f}", "tokens/s": f"{meter.rate:,.0f}"}
-    shown |= {"MFU": share(meter.utilization(meter.rate)), "memory": gibibytes(device_peak(run.device))}
+    shown |= {"MFU": share(meter.utilization(meter.rate)), "memory": gibibytes(meter.memory)}
     if run.history["validation"]:
         shown["validation"] = f"{run.history['validation'][-1]:.4f}"
     bar.set_postfix(shown, refresh=False)
@@ -153,7 +161,7 @@ def report(run: Training, options: argparse.Namespace, meter: Meter) -> None:
     print(f"run         {run.steps} updates on {run.device}, {run.model.num_params():,} parameters in {run.config.dtype}")
     if meter.updates:
         print(f"speed       {rate:,.0f} tokens/s, MFU {share(meter.utilization(rate))}, {meter.seconds:.1f} s of training")
-    print(f"memory      {gibibytes(device_peak(run.device))} at the most")
+        print(f"memory      {gibibytes(meter.memory)}, the most that was held")
     if run.history["validation"]:
         last = run.history["validation"][-1]
         print(f"validation  {last:.4f} nats per {unit}, {last / math.log(2.0):.4f} bits")
@@ -172,11 +180,14 @@ def main() -> None:
         if options.prompt is not None:
             run.corpus.encode(options.prompt)
         options.out.mkdir(parents=True, exist_ok=True)
-        config, peak = run.config, None if options.peak is None else options.peak * 1e12
-        peak = peak_rate(run.device, config.dtype) if peak is None else peak
-        meter = Meter(config.tokens, run.model_config.flops_per_token(config.length), peak)
+    except (rt.NoUsableGpu, RecorderError, ValueError, OSError, ImportError) as error:
+        sys.exit(f"train_gpt2: {error}")
+    config, peak = run.config, peak_rate(run.device, run.config.dtype)
+    peak = peak if options.peak is None else options.peak * 1e12
+    meter = Meter(config.tokens, run.model_config.flops_per_token(config.length), peak)
+    try:
         train(run, options, meter)
-    except (rt.NoUsableGpu, RecorderError, RecordMismatch, ValueError, ArithmeticError, ImportError, OSError) as error:
+    except (Diverged, BadTokens, rt.CaptureError, RecorderError) as error:
         sys.exit(f"train_gpt2: {error}")
     report(run, options, meter)
 
