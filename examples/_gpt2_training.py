@@ -28,7 +28,7 @@ VALIDATION_WINDOWS = 64
 
 
 class TrainingConfig(Config):
-    """Settings of a run; a resumed one may change none of them. `horizon` is the schedule's length in updates.
+    """Settings of a run; a resumed one may change none of them. The rate falls until update `horizon`, then stays.
 
     An update takes `accumulate` micro-batches of `batch` windows of `length` tokens.
     """
@@ -50,6 +50,7 @@ class TrainingConfig(Config):
         self.require(self.size in SIZES, "size", f"one of {', '.join(SIZES)}")
         self.require(self.dtype in ("float32", "bfloat16"), "dtype", "float32 or bfloat16")
         self.require_count("length", "batch", "accumulate", "horizon", "warmup")
+        self.require(self.warmup < self.horizon, "warmup", f"an integer below the horizon, {self.horizon}")
         longest = SIZES[self.size].length
         self.require(self.length <= longest, "length", f"an integer from 1 to {longest}, the context of {self.size}")
 
@@ -76,7 +77,8 @@ class Training:
         # The losses of an update are summed; dividing by their number in float32 makes gradients those of the mean.
         masters = Fp32MasterOptimizer(rule, gradient_scale=float(config.tokens), grad_clipping=clipping)
         self.optimizer = masters.init(groups=[ParamGroup.vectors(weight_decay=0.0)])
-        cosine = CosineAnnealingLrSchedulerConfig(config.lr, config.horizon, min_lr=config.lr / 10, past_end="hold")
+        falling = config.horizon - config.warmup
+        cosine = CosineAnnealingLrSchedulerConfig(config.lr, falling, min_lr=config.lr / 10, past_end="hold")
         self.schedule = cosine.with_warmup(config.warmup).init()
         self.history: dict[str, list[float]] = {"loss": [], "step": [], "validation": []}
         self.unread: list[rt.Tensor] = []  # losses of the newest updates, still on the device

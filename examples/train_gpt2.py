@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 def prepared(options: argparse.Namespace) -> Training:
     """The run that the command line asks for, fresh or resumed."""
     device = {"cpu": rt.Cpu, "cuda": rt.Cuda, None: rt.default_device}[options.device]()
-    size, horizon = SIZES[options.model], options.horizon or max(options.steps, 1)
+    size, horizon = SIZES[options.model], options.horizon or max(options.steps, 2)
     config = TrainingConfig(
         size=options.model,
         length=size.length if options.length is None else options.length,

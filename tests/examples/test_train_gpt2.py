@@ -160,7 +160,8 @@ def test_the_schedule_rises_and_falls_to_a_tenth(gpt2, config):
     schedule = gpt2.training.Training(config, gpt2.data.open_corpus(None, None, None), rt.Cpu()).schedule
     rates = [schedule.value(k) for k in range(200)]
     assert max(rates) == rates[5] == pytest.approx(3e-3) and rates[0] < rates[1] < rates[4]
-    assert rates[-1] == pytest.approx(3e-4) and all(a >= b for a, b in zip(rates[5:], rates[6:]))
+    assert rates[100] == rates[-1] == pytest.approx(3e-4) and rates[100] < rates[99] < 1.01 * rates[100]
+    assert all(a >= b for a, b in zip(rates[5:], rates[6:]))
 
 
 def test_tokens_and_weights_from_files(main, tmp_path, capsys):
@@ -195,6 +196,7 @@ def test_what_is_refused(main, tmp_path, capsys):
         (("--weights", tmp_path / "x.safetensors"), "not a valid safetensors file"),
         (("--length", 65), "length=65 is not allowed; give an integer from 1 to 64"),
         (("--batch", 0), "batch=0 is not allowed"),
+        (("--warmup", 1000), "warmup=1000 is not allowed; give an integer below the horizon, 1000"),
         (("--lr", 2.0), "2.0"),
         (("--steps", -1), "--steps -1 is not allowed; give at least 0"),
         (("--temperature", "nan"), "--temperature nan"),
