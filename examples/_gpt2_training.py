@@ -24,7 +24,7 @@ from ruda_record import BinFileRecorder, FullPrecisionSettings
 from ruda_tensor import FloatDType
 
 RECORDER = BinFileRecorder(FullPrecisionSettings)
-VALIDATION_WINDOWS = 64
+VALIDATION_TOKENS = 1 << 16  # at most so many are predicted to say how good a model is
 
 
 class TrainingConfig(Config):
@@ -124,7 +124,7 @@ class Training:
     def validate(self) -> float:
         """The mean loss on windows that lie evenly over the validation tokens, in inference mode; kept in the history."""
         model, total, count = self.model.valid(), 0.0, 0
-        windows = self.corpus.validation_windows(VALIDATION_WINDOWS, self.config.length)
+        windows = self.corpus.validation_windows(-(-VALIDATION_TOKENS // self.config.length), self.config.length)
         for start in range(0, len(windows), self.config.batch):
             part = rt.tensor(windows[start : start + self.config.batch], device=self.device)
             total += loss_sum(model, part[:, :-1], part[:, 1:]).item()

@@ -49,6 +49,11 @@ def main(gpt2, monkeypatch):
     return run
 
 
+@pytest.fixture(autouse=True)
+def short_validation(gpt2, monkeypatch):
+    monkeypatch.setattr(gpt2.training, "VALIDATION_TOKENS", 1 << 10)
+
+
 @pytest.fixture
 def config(gpt2):
     """Settings of a tiny run."""
