@@ -1,8 +1,8 @@
 # Every target makes .venv and installs what it needs first; an install is repeated only when pyproject.toml changes.
 #   make train ARGS="--epochs 90"                     make test ARGS="-k softmax"
-#   make train-text ARGS="--resume --steps 3000"
+#   make train-text ARGS="--resume --steps 3000"      make train-gpt2 ARGS="--data notes/"
 #   make train CUDA=cuda13 ARGS="--device cuda"       (adds CuPy; cuda12 for CUDA 12 and older cards)
-.PHONY: train train-text test lint bench docs clean
+.PHONY: train train-text train-gpt2 test lint bench docs clean
 .NOTPARALLEL:
 
 ARGS ?=
@@ -20,6 +20,9 @@ train: $(call have,examples)
 
 train-text: $(call have,examples)
 	$(BIN)/python examples/train_text.py $(ARGS)
+
+train-gpt2: $(call have,examples)
+	$(BIN)/python examples/train_gpt2.py $(ARGS)
 
 test: $(call have,test)  # one BLAS thread each: the workers are the parallelism
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
