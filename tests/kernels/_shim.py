@@ -68,6 +68,9 @@ class HostRuntime:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int], ctypes.c_char_p
         return function
 
+    def free(self) -> None:
+        """The CPU's memory is no pool's."""
+
     def header(self) -> Path:
         """shim.hpp, compiled ahead: half of the time of compiling a kernel."""
         text = HEADER.read_text()
