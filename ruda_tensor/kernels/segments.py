@@ -13,7 +13,7 @@ from .launch import Kernel, runtime
 
 PIECE = 512  # rows that one thread of the CuPy body adds where segments are long
 THREADS, TALL, BATCH = 256, 8, 4  # as in segments.cu and take_rows.cu
-_ONE, _FEW, _MANY = (32, 4), (8, 2), (8, 8)  # (warps, keys per lane) of one block, of few and of many blocks
+_ONE, _FEW, _MANY = (8, 4), (8, 2), (8, 8)  # (warps, keys per lane) of one block, of few and of many blocks
 _FEWEST = 64  # more blocks than these have their totals added by a launch of its own
 _RADIX, _DIGIT = 256, 8
 _SORTS = {

@@ -39,7 +39,7 @@ def captured(monkeypatch):
 
 
 # One block and its last places, few blocks, many, so many that their totals are scanned, and one to four digits.
-SORTS = [(1, 1), (2, 300), (33, 7), (1025, 2**31 - 1), (4096, 50304), (4097, 300), (16384, 50304), (32_769, 70_000), (131_073, 9)]
+SORTS = [(1, 1), (2, 300), (33, 7), (1024, 2**31 - 1), (1025, 300), (16384, 50304), (32_769, 70_000), (131_073, 9)]
 
 
 @pytest.mark.parametrize(("n", "size"), SORTS)
