@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) sort_ids_block(
 #define CHUNK (32 * ITEMS)
 #define OWN_CHUNK chunk_of(ids, source, ((i64)blockIdx.x * WARPS + (threadIdx.x >> 5)) * CHUNK, CHUNK, n, size, shift)
 
-// One pass over many keys: how many of each digit each block has, totals[digit][block]; ...
+// One pass over many keys: how many of each digit each block has, totals[block][digit]; ...
 extern "C" __global__ void __launch_bounds__(BLOCK) sort_ids_count(
     const i64* ids, const u32* source, u32* totals, i64 n, i64 size, int shift
 ) {
@@ -136,38 +136,52 @@ extern "C" __global__ void __launch_bounds__(BLOCK) sort_ids_count(
     chunk.count(counts[threadIdx.x >> 5]);
     __syncthreads();
     const u32 total = over_warps(counts);
-    if (threadIdx.x < RADIX) totals[(i64)threadIdx.x * gridDim.x + blockIdx.x] = total;
+    if (threadIdx.x < RADIX) totals[(i64)blockIdx.x * RADIX + threadIdx.x] = total;
 }
 
-// ... their running sums, by one block; ...
+// ... where blocks are many, the sums over the blocks before each, by one block per digit, and `sums` over all; ...
 extern "C" __global__ void __launch_bounds__(BLOCK) sort_ids_scan(
-    u32* totals, i64 size
+    u32* totals, u32* sums, i64 blocks
 ) {
-    __shared__ u32 sums[BLOCK];
+    __shared__ u32 scratch[BLOCK];
     u32 carry = 0;
-    for (i64 base = 0; base < size; base += BLOCK) {
-        const i64 at = base + threadIdx.x;
+    for (i64 base = 0; base < blocks; base += BLOCK) {
+        u32* at = totals + (base + threadIdx.x) * RADIX + blockIdx.x;
+        const bool valid = base + threadIdx.x < blocks;
         u32 whole;
-        const u32 before = exclusive(at < size ? totals[at] : 0, sums, whole);
-        if (at < size) totals[at] = carry + before;
+        const u32 before = exclusive(valid ? *at : 0, scratch, whole);
+        if (valid) *at = carry + before;
         carry += whole;
     }
+    if (threadIdx.x == 0) sums[blockIdx.x] = carry;
 }
 
-// ... and each key to its place.
+// ... and each key to its place. Without `sums` a block adds up the totals of the few others itself.
 extern "C" __global__ void __launch_bounds__(BLOCK) sort_ids_scatter(
-    const i64* ids, const u32* source, u32* target, const u32* totals, i64 n, i64 size, int shift
+    const i64* ids, const u32* source, u32* target, const u32* totals, const u32* sums, i64 n, i64 size, int shift
 ) {
     __shared__ u32 counts[WARPS][RADIX];
+    __shared__ u32 scratch[BLOCK];
+    u32 before = 0, all = 0, whole;
+    if (threadIdx.x < RADIX) {
+        const u32* mine = totals + threadIdx.x;
+        if (sums) {
+            before = mine[(i64)blockIdx.x * RADIX];
+            all = sums[threadIdx.x];
+        } else {
+            _Pragma("unroll 8") for (int b = 0; b < gridDim.x; ++b) {
+                const u32 total = mine[b * RADIX];
+                before += b < blockIdx.x ? total : 0;
+                all += total;
+            }
+        }
+    }
     Chunk chunk = OWN_CHUNK;
     clear(counts);
     chunk.count(counts[threadIdx.x >> 5]);
-    __syncthreads();
+    const u32 start = exclusive(all, scratch, whole) + before;
     over_warps(counts);
-    if (threadIdx.x < RADIX) {
-        const u32 start = totals[(i64)threadIdx.x * gridDim.x + blockIdx.x];
-        UNROLL for (int w = 0; w < WARPS; ++w) counts[w][threadIdx.x] += start;
-    }
+    if (threadIdx.x < RADIX) UNROLL for (int w = 0; w < WARPS; ++w) counts[w][threadIdx.x] += start;
     __syncthreads();
     chunk.scatter(counts[threadIdx.x >> 5], target, n);
 }

@@ -15,6 +15,7 @@ import numpy as np
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import promote_types
+from ruda_tensor.kernels.capture import capturing
 from ruda_tensor.ops._common import floating
 
 from .config import Config, is_whole
@@ -26,18 +27,26 @@ def _angles(length: int, size: int, theta: float) -> np.ndarray:
     return np.arange(length)[:, None] / theta ** (np.arange(0, size, 2) / size)
 
 
+def _shared(values: np.ndarray, dtype: Any, device: Any) -> rt.Tensor:
+    """A table that other threads may find made, whose own streams do not wait for the copy to the device: it is over."""
+    table = rt.tensor(values, dtype=dtype, device=device)
+    if not capturing():
+        device.synchronize()
+    return table
+
+
 @functools.lru_cache(maxsize=16)
 def _rotary_table(length: int, size: int, theta: float, dtype: Any, device: Any) -> tuple[rt.Tensor, rt.Tensor]:
     """cos and sin, each (length, size / 2)."""
     angles = _angles(length, size, theta)
-    return rt.tensor(np.cos(angles), dtype=dtype, device=device), rt.tensor(np.sin(angles), dtype=dtype, device=device)
+    return _shared(np.cos(angles), dtype, device), _shared(np.sin(angles), dtype, device)
 
 
 @functools.lru_cache(maxsize=8)
 def _sinusoidal_table(length: int, size: int, theta: float, dtype: Any, device: Any) -> rt.Tensor:
     angles = _angles(length, size, theta)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(length, -1)[:, :size]
-    return rt.tensor(table, dtype=dtype, device=device)
+    return _shared(table, dtype, device)
 
 
 def _check_offset(name: str, offset: Any) -> int:

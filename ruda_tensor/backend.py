@@ -64,16 +64,26 @@ def gpu_problem() -> str | None:
         major, _ = cp.cuda.nvrtc.getVersion()
     except Exception as error:
         return f"the CUDA run-time compiler (NVRTC) cannot be loaded ({error})"
-    capability = int(cp.cuda.Device(0).compute_capability)
-    if major >= 13 and capability < 75:
-        return f"the GPU has compute capability {capability / 10}, and CUDA 13 needs 7.5 (pip install 'ruda[cuda12]')"
+    problem = too_old(int(cp.cuda.Device(0).compute_capability), major)
+    if problem is not None:
+        return problem
     _FORK["pid"] = os.getpid()
     return None
+
+
+def too_old(capability: int, major: int) -> str | None:
+    """Say why a GPU of a compute capability (times 10: 75) is of no use with a version of CUDA, or None if it is."""
+    least = 75 if major >= 13 else 70
+    if capability >= least:
+        return None
+    way = "pip install 'ruda[cuda12]'" if capability >= 70 else "a newer GPU is needed"
+    return f"the GPU has compute capability {capability / 10}, and {least / 10} is the least with CUDA {major} ({way})"
 
 
 @functools.cache
 def cupy() -> Any:
     """Return the CuPy module, or raise NoUsableGpu with the reason."""
+    check_fork()
     problem = gpu_problem()
     if problem is not None:
         raise NoUsableGpu(f"no usable GPU: {problem}; use device=Cpu(), or mend this and try again")
@@ -101,6 +111,9 @@ def cuda_array_module(index: int) -> Any:
     count = cp.cuda.runtime.getDeviceCount()
     if not 0 <= index < count:
         raise NoUsableGpu(f"Cuda({index}) was asked for, and this process sees {count} GPU(s): Cuda(0) to Cuda({count - 1})")
+    problem = too_old(int(cp.cuda.Device(index).compute_capability), cp.cuda.nvrtc.getVersion()[0])
+    if problem is not None:
+        raise NoUsableGpu(f"Cuda({index}): {problem}")
     return cp
 
 

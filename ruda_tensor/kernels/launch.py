@@ -59,6 +59,10 @@ class Runtime(Protocol):
         """Start a kernel; returns what went wrong."""
         ...
 
+    def free(self) -> None:
+        """Give back unused memory, after a launch found none."""
+        ...
+
 
 class _Scratch(threading.local):
     """The buffer that a thread's launches pass to the driver, which copies it before it returns."""
@@ -106,6 +110,7 @@ class CudaRuntime:
 
     def load(self, text: str, name: str, options: tuple[str, ...], shared: int) -> Any:
         from cupy.cuda.compiler import CompileException
+        from cupy_backends.cuda.api.driver import CUDADriverError
 
         try:
             module = self.cp.RawModule(code=text, options=("-std=c++17", *options))
@@ -115,6 +120,12 @@ class CudaRuntime:
             return kernel.kernel.ptr, shared, kernel, module  # the two keep the code loaded
         except CompileException as error:
             raise KernelError(f"the kernel {name} does not compile: {first_error(str(error))}") from error
+        except CUDADriverError as error:
+            raise KernelError(f"the kernel {name} cannot be loaded: {first_error(str(error))}") from error
+
+    def free(self) -> None:
+        """Give the driver the pool's unused memory back: loading code, or a kernel's stacks, may need it."""
+        self.cp.get_default_memory_pool().free_all_blocks()
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
         scratch = self.scratch
@@ -210,7 +221,11 @@ class Kernel:
         address = machine.address
         for i in self.pointers:
             values[i] = 0 if values[i] is None else address(values[i])
-        problem = machine.launch(handle, grid, block, self.packer(*values))
+        packed = self.packer(*values)
+        problem = machine.launch(handle, grid, block, packed)
+        if problem is not None and "OUT_OF_MEMORY" in problem:
+            machine.free()
+            problem = machine.launch(handle, grid, block, packed)
         if problem is not None:
             shapes = ", ".join(f"{a.dtype}{a.shape}" if hasattr(a, "shape") else repr(a)[:40] for a in arguments)
             raise KernelError(f"the launch of {self.name} with grid {grid}, block {block} failed: {problem}; given {shapes}")

@@ -13,13 +13,14 @@ from .launch import Kernel, runtime
 
 PIECE = 512  # rows that one thread of the CuPy body adds where segments are long
 THREADS, TALL, BATCH = 256, 8, 4  # as in segments.cu and take_rows.cu
-_BLOCK, _MANY = (32, 16), (8, 8)  # (warps, items) of the one block for few ids, and of the many for more
+_ONE, _FEW, _MANY = (8, 4), (8, 2), (8, 8)  # (warps, keys per lane) of one block, of few and of many blocks
+_FEWEST = 64  # more blocks than these have their totals added by a launch of its own
 _RADIX, _DIGIT = 256, 8
 _SORTS = {
     "sort_ids_block": "P P P q q i",
     "sort_ids_count": "P P P q q i",
-    "sort_ids_scan": "P q",
-    "sort_ids_scatter": "P P P P q q i",
+    "sort_ids_scan": "P P q",
+    "sort_ids_scatter": "P P P P P q q i",
 }
 
 
@@ -51,26 +52,31 @@ def sort_ids(xp: Any, ids: Any, size: int) -> Any:
     """
     n, passes = ids.size, ceil_div(max(1, size.bit_length()), _DIGIT)
     one, two = xp.empty(2 * n, np.uint32), xp.empty(2 * n if passes > 1 else 2, np.uint32)
-    warps, items = _BLOCK
-    if n <= 32 * warps * items:
-        _sort("sort_ids_block", _BLOCK)((1, 1), (32 * warps, 1), ids, one, two, n, size, passes)
+    if n <= _room(_ONE):
+        _sort("sort_ids_block", _ONE)((1, 1), (32 * _ONE[0], 1), ids, one, two, n, size, passes)
         return one if passes & 1 else two
-    warps, items = _MANY
-    block, blocks = (32 * warps, 1), ceil_div(n, 32 * warps * items)
-    totals = xp.empty(_RADIX * blocks, np.uint32)
+    shape = _FEW if n <= _FEWEST * _room(_FEW) else _MANY
+    block, blocks = (32 * shape[0], 1), ceil_div(n, _room(shape))
+    totals, sums = xp.empty(_RADIX * blocks, np.uint32), xp.empty(_RADIX, np.uint32) if blocks > _FEWEST else None
     source, target = two, one
     for at in range(passes):
         first, shift = None if at else ids, at * _DIGIT
-        _sort("sort_ids_count", _MANY)((blocks, 1), block, first, source, totals, n, size, shift)
-        _sort("sort_ids_scan", (32, 1))((1, 1), (1024, 1), totals, totals.size)
-        _sort("sort_ids_scatter", _MANY)((blocks, 1), block, first, source, target, totals, n, size, shift)
+        _sort("sort_ids_count", shape)((blocks, 1), block, first, source, totals, n, size, shift)
+        if sums is not None:
+            _sort("sort_ids_scan", shape)((_RADIX, 1), block, totals, sums, blocks)
+        _sort("sort_ids_scatter", shape)((blocks, 1), block, first, source, target, totals, sums, n, size, shift)
         source, target = target, source
     return source
 
 
+def _room(shape: tuple[int, int]) -> int:
+    """The keys of one block."""
+    return 32 * shape[0] * shape[1]
+
+
 def _piece(n: int) -> int:
     """Places of the sorted order per tile: few enough to fill the GPU, and at most 4096 tiles."""
-    return max(16, _power(n // 2048))
+    return max(32, _power(n // 2048))
 
 
 def _adds(xp: Any, rows: Any, size: int) -> bool:

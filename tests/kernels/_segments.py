@@ -40,7 +40,8 @@ def ordered(xp: Any, rng: Any, n: int, size: int, bad: bool = True) -> list:
 def added(xp: Any, rng: Any, dtype: np.dtype, n: int, size: int, width: int, *, bad: bool = False, shift: int = 0,
           ids: Any = None) -> list:  # fmt: skip
     """Sums of rows by number, from nothing and onto something; rows without ids are 0 and untouched."""
-    ids, rows, base = draw_ids(rng, n, size, bad) if ids is None else ids, draw(rng, (n, width), dtype), draw(rng, (size, width), dtype)
+    ids = draw_ids(rng, n, size, bad) if ids is None else ids
+    rows, base = draw(rng, (n, width), dtype), draw(rng, (size, width), dtype)
     at, fine = valid(ids, size)
     sums = np.zeros((size, width))
     np.add.at(sums, at[fine], rows[fine].astype(float))

@@ -72,6 +72,9 @@ class HostRuntime:
         function.shared = shared
         return function
 
+    def free(self) -> None:
+        """The CPU's memory is no pool's."""
+
     def header(self) -> Path:
         """shim.hpp, compiled ahead: half of the time of compiling a kernel."""
         text = HEADER.read_text()

@@ -70,10 +70,11 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
     for name in ("segments_sum", "segments_finish"):
         yield f"{name}, {where}", segments._sum(name, dtype, vector)
     if dtype == FLOAT32:
-        yield "sort_ids_block", segments._sort("sort_ids_block", segments._BLOCK)
-        yield "sort_ids_scan", segments._sort("sort_ids_scan", (32, 1))
-        for name in ("sort_ids_count", "sort_ids_scatter"):
-            yield name, segments._sort(name, segments._MANY)
+        yield "sort_ids_block", segments._sort("sort_ids_block", segments._ONE)
+        for name in ("sort_ids_count", "sort_ids_scan", "sort_ids_scatter"):
+            yield f"{name}, many", segments._sort(name, segments._MANY)
+            if name != "sort_ids_scan":
+                yield f"{name}, few", segments._sort(name, segments._FEW)
         for unit in (1, 2, 4, 8, 16):
             yield f"take_rows of {unit} bytes", segments._take(unit)
         yield "cross_entropy_factor, float32", cross_entropy._reduce("cross_entropy_factor", dtype)

@@ -261,6 +261,29 @@ def test_failures_name_the_kernel_and_leave_the_process_working(xp):
     assert backend.to_host(x).tolist() == [1.0] * 8
 
 
+def test_out_of_memory_says_how_much_and_leaves_the_process_working(xp):
+    device, pool = rt.Cuda(0), backend.cupy().get_default_memory_pool()
+    whole = backend.cupy().cuda.runtime.memGetInfo()[1]
+    held = rt.ones(1 << 20, device=device)
+    for ask in (
+        lambda: rt.ones((whole // 4 + 1, 1), device=device),
+        lambda: rt.softmax(rt.broadcast_to(held, (whole // 4 // held.size + 1, held.size))),
+    ):
+        rt.ones(1 << 28, device=device)
+        assert pool.free_bytes() >= 1 << 30
+        with pytest.raises(MemoryError, match=r"allocating [\d,]+ bytes \(allocated so far: [\d,]+ bytes"):
+            ask()
+        assert pool.free_bytes() < 1 << 30, "what was not in use went back to the driver"
+        assert float(rt.softmax(held).sum().numpy()) == pytest.approx(1, rel=1e-4)
+
+
+def test_code_that_the_driver_refuses_names_the_kernel(xp):
+    machine = launch.current()
+    with pytest.raises(launch.KernelError, match="the kernel nowhere cannot be loaded: CUDA_ERROR_NOT_FOUND"):
+        machine.load('extern "C" __global__ void here() {}', "nowhere", ())
+    assert float(rt.softmax(rt.ones(4, device=rt.Cuda(0))).sum().numpy()) == 1
+
+
 def test_the_current_stream_is_used(xp):
     cp = backend.cupy()
     x, stream = cp.ones((4096, 4096), np.float32), cp.cuda.Stream(non_blocking=True)

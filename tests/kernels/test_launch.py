@@ -96,6 +96,17 @@ def test_a_failed_launch_names_the_kernel_the_grid_and_the_shapes(machine):
     assert launch.HITS["softmax_forward"] == before + 1
 
 
+def test_a_launch_without_memory_is_tried_again_after_giving_some_back(machine):
+    x, freed = np.ones((3, 8), np.float32), []
+    answers = ["CUDA_ERROR_OUT_OF_MEMORY (2)", None]
+    machine.launch = lambda *args: answers.pop(0)
+    machine.free = lambda: freed.append(True)
+    assert softmax.forward(np, x, axis=1, log=False) is not None and freed == [True] and not answers
+    answers += ["CUDA_ERROR_OUT_OF_MEMORY (2)"] * 2
+    with pytest.raises(launch.KernelError, match=r"softmax_forward .*CUDA_ERROR_OUT_OF_MEMORY.*float32\(3, 8\)"):
+        softmax.forward(np, x, axis=1, log=False)
+
+
 def test_the_first_error_of_a_log_is_shown():
     log = "\n warning: w\n softmax.cu(3): error: no such thing\n more\n"
     assert launch.first_error(log) == "softmax.cu(3): error: no such thing"

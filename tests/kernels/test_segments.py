@@ -38,8 +38,8 @@ def captured(monkeypatch):
         monkeypatch.setattr(module, "capturing", lambda: True)
 
 
-# One block, its last places, two blocks of the many, and one to three digits.
-SORTS = [(1, 1), (2, 300), (33, 7), (1025, 2**31 - 1), (16384, 50304), (16385, 300), (20_001, 70_000)]
+# One block and its last places, few blocks, many, so many that their totals are scanned, and one to four digits.
+SORTS = [(1, 1), (2, 300), (33, 7), (1024, 2**31 - 1), (1025, 300), (16384, 50304), (32_769, 70_000), (131_073, 9)]
 
 
 @pytest.mark.parametrize(("n", "size"), SORTS)
@@ -65,9 +65,9 @@ def test_rows_of_any_dtype_are_picked(xp, rng, dtype):
             _segments.picked(xp, rng, np.dtype(dtype), 50, 9, width, bad=dtype is not np.bool_, shift=shift)
 
 
-@pytest.mark.parametrize("edge", [0, 15, 16, 17, 31, 32, 48])
+@pytest.mark.parametrize("edge", [0, 15, 31, 32, 33, 63, 64, 96])
 def test_a_run_of_equal_ids_may_end_anywhere(xp, rng, edge):
-    """Tiles have 16 places here: runs that end with one, go on into the next, or fill several."""
+    """Tiles have 32 places here: runs that end with one, go on into the next, or fill several."""
     ids = np.concatenate([np.full(edge, 3), np.full(40, 1), np.full(9, 0), np.full(32, 5), np.full(3, 9)])
     _segments.added(xp, rng, FLOAT32, len(ids), 7, 5, ids=rng.permutation(ids), bad=True)
 

@@ -12,8 +12,8 @@ ANGLES = np.linspace(-3.0, 3.0, 6).reshape(3, 2)  # of three positions and two p
 
 
 def call(x):
-    tables = [rt.tensor(f(ANGLES), dtype=rt.float64 if x.dtype == rt.float64 else rt.float32, device=x.device) for f in (np.cos, np.sin)]
-    return rt.rotary(x, *tables)
+    dtype = rt.float64 if x.dtype == rt.float64 else rt.float32
+    return rt.rotary(x, *[rt.tensor(f(ANGLES), dtype=dtype, device=x.device) for f in (np.cos, np.sin)])
 
 
 def reference(x):
