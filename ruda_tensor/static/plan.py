@@ -67,7 +67,8 @@ class Plan(StaticGraph):
         self.training = bool(training)
         self._bound = dict(inputs)
         self._expected = {name: (x.shape, x.dtype) for name, x in inputs.items()}
-        self._check_bindings(self._bound)
+        for name, x in self._bound.items():
+            self._check_binding(name, x)
         self._names, self._single = names, outputs is None or isinstance(outputs, str)
         self._steps = fused(pruned(steps, names), names) if optimize else steps
         dead = last_uses(self._steps, names)
@@ -116,32 +117,38 @@ class Plan(StaticGraph):
         unknown = [name for name in new if name not in self._bound]
         if unknown:
             raise ValueError(f"StaticGraph: {unknown} are no inputs of this plan, which has {list(self._bound)}")
-        self._check_bindings({**self._bound, **new})
+        for name, x in {**self._bound, **new}.items():
+            self._check_binding(name, x)
         self._bound.update(new)
 
-    def _check_bindings(self, bound: Mapping[str, Tensor]) -> None:
-        for name, x in bound.items():
-            if not isinstance(x, Tensor):
-                raise TypeError(f"StaticGraph: input {name!r} must be a tensor, got {type(x).__name__}; rt.tensor(values)")
-            if not isinstance(x._data, self.device.array_type) and x.device == self.device:
-                raise RuntimeError(
-                    f"StaticGraph: input {name!r} was consumed by an optimizer's step, which reuses its memory; bind the new "
-                    f'one: graph.replay({{"{name}": model.weight}})'
-                )
-            if (x.shape, x.dtype) != self._expected[name] or x.device != self.device:
-                shape, dtype = self._expected[name]
-                raise ValueError(
-                    f"StaticGraph: input {name!r} is {x.shape} {x.dtype} on {x.device}, and this plan was made for {shape} "
-                    f"{dtype} on {self.device}; make a plan for these: StaticGraph(inputs, nodes)"
-                )
-            if x._node is not None and not self.training:
-                raise ValueError(
-                    f"StaticGraph: input {name!r} is tracked, and this plan drops the tape; give {name}.detach(), or make the "
-                    "plan with training=True"
-                )
+    def _check_binding(self, name: str, x: Any) -> None:
+        shape, dtype = self._expected[name]
+        if isinstance(x, Tensor) and x.device is self.device and (x._node is None or self.training):
+            data = x._data
+            if type(data) is self.device.array_type and data.dtype is dtype and data.shape == shape:
+                return  # as almost always; the questions below take longer
+        if not isinstance(x, Tensor):
+            raise TypeError(f"StaticGraph: input {name!r} must be a tensor, got {type(x).__name__}; rt.tensor(values)")
+        data = x._data
+        if x.device == self.device and not isinstance(data, self.device.array_type):
+            raise RuntimeError(
+                f"StaticGraph: input {name!r} was consumed by an optimizer's step, which reuses its memory; bind the new "
+                f'one: graph.replay({{"{name}": model.weight}})'
+            )
+        if data.shape != shape or data.dtype != dtype or x.device != self.device:
+            raise ValueError(
+                f"StaticGraph: input {name!r} is {x.shape} {x.dtype} on {x.device}, and this plan was made for {shape} "
+                f"{dtype} on {self.device}; make a plan for these: StaticGraph(inputs, nodes)"
+            )
+        if x._node is not None and not self.training:
+            raise ValueError(
+                f"StaticGraph: input {name!r} is tracked, and this plan drops the tape; give {name}.detach(), or make the "
+                "plan with training=True"
+            )
 
     def _compute(self) -> dict[str, Tensor]:
-        return evaluate(self._steps, {n: Tensor._wrap(x._data, self.device) for n, x in self._bound.items()}, self._dead)
+        values = {name: x.detach() for name, x in self._bound.items()} if self.training else dict(self._bound)
+        return evaluate(self._steps, values, self._dead)
 
     def _run(self) -> dict[str, Tensor]:
         """Compute everything from what is bound and return the outputs, which inside a captured step are that step's."""
