@@ -15,7 +15,7 @@ import numpy as np
 from ..kernels.blaslt import private_workspace
 from ..kernels.capture import Recording
 from ..kernels.completion import Completion, address, idle
-from ..recording import capturing
+from ..recording import capturing, refuse_while_capturing
 from ..tensor import Tensor
 from .checks import Step, check_inputs, checked, checked_outputs, listed
 from .graph import StaticGraph
@@ -89,6 +89,7 @@ class Plan(StaticGraph):
         self._completion = Completion(self.device.index) if track_completion and on_gpu else None
         self._tracks = bool(track_completion)
         if on_gpu:
+            refuse_while_capturing("making a plan", "make it before, and call its replay inside the step")
             self._compute()  # compiles the kernels and opens the libraries, which cannot be recorded
             self._record({})
 

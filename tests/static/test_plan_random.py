@@ -21,22 +21,36 @@ ALONG = ["softmax", "log_softmax"]
 SMOOTH = [kind for kind in UNARY if kind not in ("sign", "floor", "ceil", "trunc")]
 
 
+def _product(x, y):
+    """True where x @ y is a product without broadcasting, of matrices or of batches."""
+    return len(x) == len(y) and len(x) in (2, 3) and x[:-2] == y[:-2] and x[-1] == y[-2]
+
+
 @st.composite
 def plans(draw, unary=tuple(UNARY), most=12):
     """(shapes of inputs, nodes, names of outputs)."""
     rank = draw(st.integers(1, 3))
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=rank, max_size=rank)))
     shapes = {f"x{i}": shape for i in range(draw(st.integers(1, 3)))}
+    if rank > 1:
+        shapes["w"] = (*shape[:-2], shape[-1], draw(st.integers(1, 5)))
     known = dict(shapes)
     nodes = []
     for i in range(draw(st.integers(1, most))):
         left = draw(st.sampled_from(sorted(known)))
         partners = sorted(name for name, s in known.items() if s == known[left])
-        kind = draw(st.sampled_from([*unary, *BINARY, "silu", "mul", *ALONG, "sum_keepdim", "mean_keepdim", "mul_scalar"]))
+        factors = sorted(name for name, s in known.items() if _product(known[left], s))
+        others = ["silu", "mul", "sum_keepdim", "mean_keepdim", "mul_scalar", "rms_norm"]
+        kind = draw(st.sampled_from([*unary, *BINARY, *ALONG, *others, *(["mm" if rank == 2 else "bmm"] * 4 if factors else [])]))
         right, scalar, out = None, 0.0, known[left]
         if kind in BINARY:
             right = draw(st.sampled_from(partners))
-        if kind in ("add", "mul_scalar"):
+        if kind in ("mm", "bmm"):
+            right = draw(st.sampled_from(factors))
+            out = (*out[:-1], known[right][-1])
+        elif kind == "rms_norm":
+            scalar = 0.1
+        elif kind in ("add", "mul_scalar"):
             scalar = draw(st.sampled_from([1.0, 0.5, -0.3]))
         elif kind in ALONG:
             scalar = float(draw(st.integers(0, rank - 1)))
@@ -81,6 +95,7 @@ def agree(plan, dtype, device, seed):
             assert info["workspace_bytes"] >= sum(y.nbytes for y in found)
 
 
+@settings(max_examples=150)
 @given(plan=plans(), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 9))
 def test_a_plan_has_the_bits_of_its_eager_operations(plan, dtype, seed):
     agree(plan, dtype, rt.Cpu(), seed)

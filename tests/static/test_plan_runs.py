@@ -183,3 +183,14 @@ def test_inside_a_captured_step_a_plan_becomes_part_of_it(device):
     same_bits(plan.replay(pair(device)), outside)
     plan.close()
     step.close()
+
+
+@pytest.mark.gpu
+def test_a_plan_is_not_made_inside_a_captured_step():
+    device = rt.Cuda(0)
+    given = pair(device)
+    step = StaticGraph(lambda x, y: StaticGraph({"x": x, "y": y}, NODES).replay(), *given.values())
+    step.replay(*given.values())  # the first run of a step is eager
+    with pytest.raises(rt.CaptureError, match="making a plan cannot be part of a captured step"):
+        step.replay(*given.values())
+    same_bits(StaticGraph(given, NODES).replay(), eager(given, NODES)["c"])
