@@ -16,6 +16,7 @@ from .launch import Kernel
 
 HEADS = (64, 128)  # sizes of a head
 SECTION = 16 << 20  # bytes of keys and values that heads taken together have: a part of the L2 cache
+FAR = 1 << 24  # bytes between rows: a tile's rows are found by 32-bit numbers
 _SCALES = 1e-30, 1e30  # beyond them a scaled number could leave float32
 _LAYOUT, _SIZES = " q q q", " i i i i i i f"
 
@@ -78,7 +79,8 @@ def takes(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
 def readable(xp: Any, a: Any) -> bool:
     """True where the last axis is dense and rows begin at multiples of 16 bytes."""
     strides = a.strides
-    return strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
+    near = abs(strides[2]) < FAR
+    return near and strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
 
 
 def rows_of(xp: Any, *arrays: Any) -> list[Any]:
