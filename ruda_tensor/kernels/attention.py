@@ -50,9 +50,9 @@ class Tiles(NamedTuple):
 
 
 _KILOBYTES = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}  # of shared memory that a block may have; elsewhere 99
-FORWARD = {64: Tiles(4, 1, 64, 64, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
-OF_QUERIES = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 1, 1)}
-OF_KEYS = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 0, 1)}
+FORWARD = {64: Tiles(2, 2, 64, 64, 1, 4), 128: Tiles(4, 2, 64, 64, 0, 2)}
+OF_QUERIES = {64: Tiles(4, 1, 64, 32, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
+OF_KEYS = {64: Tiles(4, 2, 64, 32, 0, 2), 128: Tiles(4, 1, 64, 64, 0, 2)}
 
 
 @functools.cache
