@@ -22,6 +22,7 @@ template <class S> DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0
     shim::multiply(d, a, b, widen_bits<S>);
 }
 DEVICE float exp2_quick(float x) { return exp2f(x); }
+template <class P> DEVICE P keep_sum(P p) { return p; }
 template <class S> DEVICE u32 pack(float low, float high) {
     S a, b;
     narrow(low, a);
@@ -62,6 +63,11 @@ DEVICE void load_transposed(u32 (&to)[4], Shared row) {
 template <class S> DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
 template <> __device__ __forceinline__ void multiply<Bfloat>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { RUDA_MMA("bf16"); }
 template <> __device__ __forceinline__ void multiply<Half>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { RUDA_MMA("f16"); }
+// Hides how an address came about, or the compiler keeps a register pair for each of the next ones.
+template <class P> DEVICE P keep_sum(P p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
 DEVICE float exp2_quick(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -91,17 +97,20 @@ template <int D> DEVICE u32 lane_of_b(int lane) { return chunk_at<D>((lane & 7) 
 
 // Begin to copy R rows of D numbers; those from `valid` on become zeros. All P threads of the block take part.
 template <int R, int D, int P, class S>
-DEVICE void copy_tile(Shared to, const S* from, i64 stride, int valid, int thread) {
+DEVICE void copy_tile(Shared to, const S* from, int stride, int valid, int thread) {
     const int chunks = D / 8, step = P / chunks, first = thread / chunks, chunk = thread % chunks;
     static_assert(R % step == 0 && step % 8 == 0, "whole rounds, and one place of a thread's chunk in all of its rows");
     const S* at = from + first * stride + chunk * 8;
     to += chunk_at<D>(first, chunk);
     if (valid >= R) {
-        UNROLL for (int i = 0; i < R / step; ++i) copy16(to + i * step * D * 2, at + i * step * stride);
+        UNROLL for (int i = 0; i < R / step; ++i) {
+            copy16(to + i * step * D * 2, at);
+            at = keep_sum(at + step * stride);
+        }
     } else {
         UNROLL for (int i = 0; i < R / step; ++i) {
-            const bool there = i * step + first < valid;
-            copy16_if(there, to + i * step * D * 2, there ? at + i * step * stride : from);
+            copy16_if(i * step + first < valid, to + i * step * D * 2, at);
+            at = keep_sum(at + (i * step + first + step < valid ? step * stride : 0));
         }
     }
 }

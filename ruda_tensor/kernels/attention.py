@@ -16,6 +16,7 @@ from .launch import Kernel
 
 HEADS = (64, 128)  # sizes of a head
 SECTION = 16 << 20  # bytes of keys and values that heads taken together have: a part of the L2 cache
+FAR = 1 << 24  # bytes between rows: a tile's rows are found by 32-bit numbers
 _SCALES = 1e-30, 1e30  # beyond them a scaled number could leave float32
 _LAYOUT, _SIZES = " q q q", " i i i i i i f"
 
@@ -37,9 +38,9 @@ class Tiles(NamedTuple):
         """Rows of a block."""
         return self.warps * self.tiles * 16
 
-    def shared(self, d: int, tiles: int) -> int:
-        """Bytes of shared memory for so many tiles of the block's own rows, and two stages of two others."""
-        return 2 * d * (tiles * self.own() + 4 * self.columns) + (16 * self.columns if tiles == 2 else 0)
+    def shared(self, d: int, own: int) -> int:
+        """Bytes of shared memory for `own` arrays of the block's own rows, and two stages of two others; of two numbers a row."""
+        return 2 * d * (own * self.own() + 4 * self.columns) + (16 * self.columns if own == 2 else 0)
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
@@ -48,9 +49,19 @@ class Tiles(NamedTuple):
         }  # fmt: skip
 
 
-FORWARD = {64: Tiles(4, 1, 64, 64, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
-OF_QUERIES = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 1, 1)}
-OF_KEYS = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 0, 1)}
+_KILOBYTES = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}  # of shared memory that a block may have; elsewhere 99
+FORWARD = {64: Tiles(2, 2, 64, 64, 1, 4), 128: Tiles(4, 2, 64, 64, 0, 2)}
+OF_QUERIES = {64: Tiles(4, 1, 64, 32, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
+OF_KEYS = {64: Tiles(4, 2, 64, 32, 0, 2), 128: Tiles(4, 1, 64, 64, 0, 2)}
+
+
+@functools.cache
+def fitting(tiles: Tiles, d: int, own: int, architecture: int) -> Tiles:
+    """The tiles with fewer columns where a block's shared memory is too small for them."""
+    room = _KILOBYTES.get(architecture, 99) << 10
+    while tiles.shared(d, own) > room and tiles.columns > 32:
+        tiles = tiles._replace(columns=tiles.columns // 2, slice=min(tiles.slice, tiles.columns // 2))
+    return tiles
 
 
 @functools.cache
@@ -78,7 +89,8 @@ def takes(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
 def readable(xp: Any, a: Any) -> bool:
     """True where the last axis is dense and rows begin at multiples of 16 bytes."""
     strides = a.strides
-    return strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
+    near = abs(strides[2]) < FAR
+    return near and strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
 
 
 def rows_of(xp: Any, *arrays: Any) -> list[Any]:
@@ -117,7 +129,8 @@ def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out:
     """
     if not takes(xp, q, k, v, scale) or (out is not None and not readable(xp, out)):
         return None
-    (b, h, t, d), tiles = q.shape, FORWARD[q.shape[3]]
+    b, h, t, d = q.shape
+    tiles = fitting(FORWARD[d], d, 1, capability(xp))
     blocks = b * h * ceil_div(t, tiles.own())
     if blocks > MOST_BLOCKS:
         return None
@@ -147,7 +160,7 @@ def backward(
     if not takes(xp, q, k, v, scale, g, out) or any(a is not None and not readable(xp, a) for a in into):
         return None
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
-    first, second = OF_QUERIES[d], OF_KEYS[d]
+    first, second = (fitting(table[d], d, 2, capability(xp)) for table in (OF_QUERIES, OF_KEYS))
     grids = b * h * ceil_div(t, first.own()), b * heads * ceil_div(keys, second.own())
     if max(grids) > MOST_BLOCKS:
         return None

@@ -6,8 +6,8 @@ import numpy as np
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
+from . import _attention, _optimizers, _segments
 from . import _cases as cases
-from . import _optimizers, _segments
 from ._shim import ALL, HostRuntime
 
 
@@ -29,6 +29,8 @@ def main() -> None:
         for n, size, width in ((1000, 40, 33), (100, 300, 8), (16_500, 3, 1)):
             _segments.added(np, rng, FLOAT32, n, size, width, bad=True)
             _segments.picked(np, rng, BFLOAT16, n, size, width, bad=True, shift=1)
+        for case in (_attention.Case(1, 2, 1, 70, 33, 64, True), _attention.Case(1, 1, 1, 131, 131, 128, True, "packed")):
+            _attention.check(np, rng, BFLOAT16, case)
         if ALL:
             cases.norm(np, rng, FLOAT32, 2, 33_000)
         for layout in _optimizers.LAYOUTS[:: 2 if ALL else 5]:

@@ -211,6 +211,11 @@ static inline unsigned __ballot_sync(unsigned mask, bool mine) {
 }
 static inline void __syncwarp() { shim::wait_as(shim::AT_WARP); }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static inline int __any_sync(unsigned mask, int value) {
+    int any = value != 0;
+    for (int lanes = 1; lanes < 32; lanes *= 2) any |= __shfl_xor_sync(mask, any, lanes);
+    return any;
+}
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline float __fdividef(float a, float b) { return a / b; }

@@ -64,6 +64,18 @@ def test_it_agrees_with_float64(xp, rng, case):
         check(xp, rng, FLOAT16, case)
 
 
+@pytest.mark.parametrize("d", attention.HEADS)
+def test_scores_that_grow_from_key_to_key(xp, rng, d):
+    """The running sums are rescaled more than once, and some rows end with one key that has all of the weight."""
+    case = Case(1, 2, 1, 33, 300, d, False)
+    q, k, v, g = inputs(rng, case, BFLOAT16)
+    k = (k * np.linspace(0.1, 20, 300)[:, None]).astype(BFLOAT16)
+    Q, K, V, G = (a.astype(float) for a in (q, k, v, g))
+    values, sizes = exact(Q, K, V, G, d**-0.5, False)
+    assert np.ptp(values[1]) > 16, "many powers of two"
+    compare(run(xp, case, [q, k, v, g]), values, sizes, BFLOAT16)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("d", attention.HEADS)
