@@ -88,7 +88,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Loader& 
         mma_commit();
         mma_wait<1>();
         hold(s);
-        if (t > start + w.skip) leave(at.free((t - 1) % STAGES));
+        if (AHEAD && t > start + w.skip) leave(at.free((t - 1) % STAGES));
         load.refill(-1);
         weigh(s, w, at.lse(stage), t - start);
         pack_all<32>(p, s);
@@ -100,20 +100,27 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Loader& 
         hold(dp);
         UNROLL for (int j = 0; j < 8; ++j) {
             const float2 two = pair_at(at.lse(stage) + STAT_BYTES + 32 * j + 4 * w.column);
-            UNROLL for (int i = 0; i < 4; ++i) s[4 * j + i] *= dp[4 * j + i] - (i & 1 ? two.y : two.x);
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const float weight = UNPACK ? half_of(p[2 * j + i / 2], i & 1) : s[4 * j + i];
+                s[4 * j + i] = weight * (dp[4 * j + i] - (i & 1 ? two.y : two.x));
+            }
         }
         pack_all<32>(ds, s);
         hold(ds);
         mma_fence();
         mma_columns<64>(dk, ds, at.q(stage));
         mma_commit();
-        mma_wait<1>();
+        mma_wait<AHEAD>();
         hold(dv);
+#if AHEAD == 0
+        hold(dk);
+        leave(at.free(stage));
+#endif
     }
     mma_wait<0>();
     hold(dk);
     hold(dv);
-    if (w.skip < load.blocks) leave(at.free((start + load.blocks - 1) % STAGES));
+    if (AHEAD && w.skip < load.blocks) leave(at.free((start + load.blocks - 1) % STAGES));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_keys(

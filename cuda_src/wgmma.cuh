@@ -134,6 +134,11 @@ DEVICE u32 pack(float low, float high) {
     asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+DEVICE float half_of(u32 both, bool high) {
+    STORAGE one;
+    one.bits = (unsigned short)(high ? both >> 16 : both);
+    return widen(one);
+}
 // An accumulator as operand A.
 template <int N> DEVICE void pack_all(u32 (&p)[N / 2], const float (&s)[N]) {
     UNROLL for (int i = 0; i < N / 2; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
