@@ -4,7 +4,7 @@
 // D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps in shared memory, RESIDENT blocks a multiprocessor, CAUSAL.
 #include "wgmma.cuh"
 
-enum { THREADS = 128 * GROUPS, ROWS = 64 * GROUPS, Q_BYTES = 64 * D * 2, STEP_BYTES = KEYS * D * 2 };
+enum { WARPS = 4 * GROUPS, THREADS = 32 * WARPS + 128, ROWS = 64 * GROUPS, Q_BYTES = 64 * D * 2, STEP_BYTES = KEYS * D * 2 };
 
 // Where things lie in shared memory, as addresses; barriers have 8 bytes each.
 struct Shared {
@@ -19,36 +19,18 @@ struct Shared {
     DEVICE_MEMBER u32 v_free(int stage) const { return k_full(stage) + 24; }
 };
 
-// Thread 0 keeps copies under way: step t takes block steps - 1 - t into stage t % STAGES, when all have left it.
-struct Loader {
-    const TensorMap &k, &v;
-    Shared at;
-    int steps, head, batch, next_k, next_v;
-
-    DEVICE_MEMBER bool left(u32 bar, int t, bool must) const {
-        const u32 parity = (t / STAGES - 1) & 1;
-        if (t < STAGES) return true;
-        if (!must) return barrier_passed_already(bar, parity);
-        barrier_wait(bar, parity);
-        return true;
+// One thread's work: step t takes block steps - 1 - t into stage t % STAGES, when all have left it.
+DEVICE void fetch(const TensorMap& k, const TensorMap& v, Shared at, int steps, int head, int batch) {
+    for (int t = 0; t < steps; ++t) {
+        const int stage = t % STAGES, row = (steps - 1 - t) * KEYS, parity = (t / STAGES - 1) & 1;
+        if (t >= STAGES) barrier_wait(at.k_free(stage), parity);
+        barrier_expect(at.k_full(stage), STEP_BYTES);
+        copy_tile<KEYS, D>(at.k(stage), k, at.k_full(stage), row, head, batch);
+        if (t >= STAGES) barrier_wait(at.v_free(stage), parity);
+        barrier_expect(at.v_full(stage), STEP_BYTES);
+        copy_tile<KEYS, D>(at.v(stage), v, at.v_full(stage), row, head, batch);
     }
-    DEVICE_MEMBER void one_k(int t) const {
-        const u32 bar = at.k_full(t % STAGES);
-        barrier_expect(bar, STEP_BYTES);
-        copy_tile<KEYS, D>(at.k(t % STAGES), k, bar, (steps - 1 - t) * KEYS, head, batch);
-    }
-    DEVICE_MEMBER void one_v(int t) const {
-        const u32 bar = at.v_full(t % STAGES);
-        barrier_expect(bar, STEP_BYTES);
-        copy_tile<KEYS, D>(at.v(t % STAGES), v, bar, (steps - 1 - t) * KEYS, head, batch);
-    }
-    // Starts what can be started; keys up to step t_k and values up to step t_v must be.
-    DEVICE_MEMBER void refill(int t_k, int t_v) {
-        if (threadIdx.x) return;
-        while (next_k < steps && left(at.k_free(next_k % STAGES), next_k, next_k <= t_k)) one_k(next_k++);
-        while (next_v < steps && left(at.v_free(next_v % STAGES), next_v, next_v <= t_v)) one_v(next_v++);
-    }
-};
+}
 
 // What a thread keeps of its two rows: the largest score, its share of the sum, and the last key they see.
 struct Rows { float top[2], sum[2]; int last[2]; };
@@ -77,19 +59,16 @@ DEVICE void weigh(float (&s)[KEYS / 2], Rows& rows, float (&older)[2], float c, 
 
 struct Walk { int steps, skip, column, clear; float c; };  // clear: from this step on every row sees every key
 
-DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Loader& load, u32 q) {
-    const Shared at = load.at;
+DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q) {
     float s[KEYS / 2], older[2];
     u32 p[KEYS / 4];
     for (int t = 0; t < w.skip; ++t) {
-        load.refill(t, t);
         barrier_wait(at.k_full(t % STAGES), t / STAGES & 1);
         leave(at.k_free(t % STAGES));
         barrier_wait(at.v_full(t % STAGES), t / STAGES & 1);
         leave(at.v_free(t % STAGES));
     }
     if (w.skip >= w.steps) return;
-    load.refill(w.skip, -1);
     barrier_wait(at.k_full(w.skip % STAGES), w.skip / STAGES & 1);
     mma_fence();
     mma_rows<D, 64, KEYS>(s, q, at.k(w.skip % STAGES));
@@ -102,7 +81,6 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Loader& load, u32
     hold(p);
     for (int t = w.skip + 1; t < w.steps; ++t) {
         const int stage = t % STAGES, before = (t - 1) % STAGES;
-        load.refill(t, t - 1);
         barrier_wait(at.k_full(stage), t / STAGES & 1);
         mma_fence();
         mma_rows<D, 64, KEYS>(s, q, at.k(stage));
@@ -114,7 +92,6 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Loader& load, u32
         mma_wait<1>();
         hold(s);
         leave(at.k_free(stage));
-        load.refill(-1, -1);
         weigh(s, rows, older, w.c, (w.steps - 1 - t) * KEYS + w.column, t < w.clear);
         mma_wait<0>();
         hold(o);
@@ -124,7 +101,6 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Loader& load, u32
         hold(p);
     }
     const int stage = (w.steps - 1) % STAGES;
-    load.refill(-1, w.steps - 1);
     barrier_wait(at.v_full(stage), (w.steps - 1) / STAGES & 1);
     mma_fence();
     mma_columns<KEYS>(o, p, at.v(stage));
@@ -144,21 +120,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     const int first = (blocks - 1 - my.block) * ROWS, mine = first + 64 * group;  // the longest first
     const int offset = CAUSAL ? keys - queries : keys, over = min(first + ROWS, queries) - 1;
     const int seen = CAUSAL ? min(keys, max(0, over + offset + 1)) : keys;
-    Loader load = {k, v, at, (seen + KEYS - 1) / KEYS, my.head / shared_by, my.batch, 0, 0};
+    const int steps = (seen + KEYS - 1) / KEYS;
     if (threadIdx.x == 0) {
         barrier_init(at.q_full(), 1);
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(at.k_full(s), 1);
             barrier_init(at.v_full(s), 1);
-            barrier_init(at.k_free(s), THREADS / 32);
-            barrier_init(at.v_free(s), THREADS / 32);
+            barrier_init(at.k_free(s), WARPS);
+            barrier_init(at.v_free(s), WARPS);
         }
         barriers_ready();
         barrier_expect(at.q_full(), GROUPS * Q_BYTES);
         for (int g = 0; g < GROUPS; ++g) copy_tile<64, D>(at.q(g), q, at.q_full(), first + 64 * g, my.head, my.batch);
     }
     __syncthreads();
-    const int row = mine + (threadIdx.x & 127) / 32 * 16 + lane / 4, steps = load.steps;
+    if (group == GROUPS) {
+        fewer_registers<GROUPS, RESIDENT>();
+        if (threadIdx.x == 32 * WARPS) fetch(k, v, at, steps, my.head / shared_by, my.batch);
+        return;
+    }
+    more_registers<GROUPS, RESIDENT>();
+    const int row = mine + (threadIdx.x & 127) / 32 * 16 + lane / 4;
     Rows rows;
     UNROLL for (int h = 0; h < 2; ++h) {
         rows.top[h] = -INFINITE;
@@ -171,9 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     const int here = mine >= queries ? 0 : CAUSAL ? min(keys, max(0, mine + 64 + offset)) : keys;
     const int always = CAUSAL ? min(keys, max(0, mine + offset + 1)) : keys;
     const Walk w = {steps, steps - min(steps, (here + KEYS - 1) / KEYS), 2 * (lane & 3), steps - always / KEYS, scale * LOG2_E};
-    load.refill(0, 0);
     barrier_wait(at.q_full(), 0);
-    walk(o, rows, w, load, at.q(group));
+    walk(o, rows, w, at, at.q(group));
     float factor[2];
     UNROLL for (int h = 0; h < 2; ++h) {
         const float sum = sum_of_four(rows.sum[h]);

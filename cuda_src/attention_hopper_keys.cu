@@ -4,7 +4,7 @@
 // D columns, GROUPS warpgroups, STAGES steps in shared memory, RESIDENT blocks a multiprocessor, CAUSAL.
 #include "wgmma.cuh"
 
-enum { THREADS = 128 * GROUPS, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2, STAT_BYTES = 64 * 4 };
+enum { WARPS = 4 * GROUPS, THREADS = 32 * WARPS + 128, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2, STAT_BYTES = 64 * 4 };
 
 struct Shared {
     u32 base;
@@ -18,34 +18,23 @@ struct Shared {
     DEVICE_MEMBER u32 free(int stage) const { return full(stage) + 8; }
 };
 
-// Thread 0 keeps copies under way: step t is block begin + t % blocks of head + t / blocks, in stage t % STAGES.
-struct Loader {
-    const TensorMap &q, &g;
-    const float* stats;
-    i64 delta;
-    Shared at;
-    int steps, begin, blocks, padded, heads, head, batch, next;
+// The queries that a block of keys meets: of each of its heads the same blocks of 64, from number `begin` on.
+struct Others { int begin, blocks, heads, padded, batch, head; };
 
-    // Starts what can be started; steps up to `must` must be.
-    DEVICE_MEMBER void refill(int must) {
-        if (threadIdx.x) return;
-        for (; next < steps; ++next) {
-            const int stage = next % STAGES, parity = (next / STAGES - 1) & 1, of = head + next / blocks;
-            if (next >= STAGES) {
-                if (next <= must) barrier_wait(at.free(stage), parity);
-                else if (!barrier_passed_already(at.free(stage), parity)) return;
-            }
-            const int row = (begin + next % blocks) * 64;
-            const u32 bar = at.full(stage);
-            barrier_expect(bar, 2 * TILE_BYTES + 2 * STAT_BYTES);
-            copy_tile<64, D>(at.q(stage), q, bar, row, of, batch);
-            copy_tile<64, D>(at.g(stage), g, bar, row, of, batch);
-            const float* lse = stats + ((i64)batch * heads + of) * padded + row;
-            copy_bytes(at.lse(stage), lse, STAT_BYTES, bar);
-            copy_bytes(at.lse(stage) + STAT_BYTES, lse + delta, STAT_BYTES, bar);
-        }
+// One thread's work: step t is block begin + t % blocks of head + t / blocks, in stage t % STAGES when all have left it.
+DEVICE void fetch(const TensorMap& q, const TensorMap& g, const float* stats, i64 delta, Shared at, const Others& o, int steps) {
+    for (int t = 0; t < steps; ++t) {
+        const int stage = t % STAGES, head = o.head + t / o.blocks, row = (o.begin + t % o.blocks) * 64;
+        const u32 bar = at.full(stage);
+        if (t >= STAGES) barrier_wait(at.free(stage), (t / STAGES - 1) & 1);
+        barrier_expect(bar, 2 * TILE_BYTES + 2 * STAT_BYTES);
+        copy_tile<64, D>(at.q(stage), q, bar, row, head, o.batch);
+        copy_tile<64, D>(at.g(stage), g, bar, row, head, o.batch);
+        const float* lse = stats + ((i64)o.batch * o.heads + head) * o.padded + row;
+        copy_bytes(at.lse(stage), lse, STAT_BYTES, bar);
+        copy_bytes(at.lse(stage) + STAT_BYTES, lse + delta, STAT_BYTES, bar);
     }
-};
+}
 
 DEVICE float2 pair_at(u32 address) {
     float2 two;
@@ -53,9 +42,9 @@ DEVICE float2 pair_at(u32 address) {
     return two;
 }
 
-// skip: blocks of each head that this warpgroup's keys do not see; clear: those from where all see all. first[h]: the first
+// blocks: those of each head; skip: blocks of each head that this warpgroup's keys do not see; clear: those from where all see all. first[h]: the first
 // query of a block `begin` that sees a key, column: this thread's first.
-struct Walk { int skip, clear, column, first[2]; float c; };
+struct Walk { int blocks, skip, clear, column, first[2]; float c; };
 
 DEVICE void weigh(float (&s)[32], const Walk& w, u32 lse, int block) {
     UNROLL for (int j = 0; j < 8; ++j) {
@@ -68,19 +57,47 @@ DEVICE void weigh(float (&s)[32], const Walk& w, u32 lse, int block) {
 }
 
 // One head: its steps begin with number `start`.
-DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Loader& load, u32 k, u32 v, int start) {
-    const Shared at = load.at;
+DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Shared at, u32 k, u32 v, int start) {
     float s[32], dp[32];
     u32 p[16], ds[16];
     for (int t = start; t < start + w.skip; ++t) {
-        load.refill(t);
         barrier_wait(at.full(t % STAGES), t / STAGES & 1);
         leave(at.free(t % STAGES));
     }
-    for (int t = start + w.skip; t < start + load.blocks; ++t) {
+    for (int t = start + w.skip; t < start + w.blocks; ++t) {
         const int stage = t % STAGES;
-        load.refill(t);
         barrier_wait(at.full(stage), t / STAGES & 1);
+#if LATE
+        mma_fence();
+        mma_rows<D, 64, 64>(s, k, at.q(stage));
+        mma_commit();
+        mma_wait<0>();
+        hold(s);
+        hold(dk);
+        if (t > start + w.skip) leave(at.free((t - 1) % STAGES));
+        weigh(s, w, at.lse(stage), t - start);
+        pack_all<32>(p, s);
+        hold(p);
+        mma_fence();
+        mma_rows<D, 64, 64>(s, v, at.g(stage));
+        mma_commit();
+        mma_columns<64>(dv, p, at.g(stage));
+        mma_commit();
+        mma_wait<1>();
+        hold(s);
+        UNROLL for (int j = 0; j < 8; ++j) {
+            const float2 two = pair_at(at.lse(stage) + STAT_BYTES + 32 * j + 4 * w.column);
+            UNROLL for (int i = 0; i < 4; ++i)
+                s[4 * j + i] = half_of(p[2 * j + i / 2], i & 1) * (s[4 * j + i] - (i & 1 ? two.y : two.x));
+        }
+        pack_all<32>(ds, s);
+        hold(ds);
+        mma_fence();
+        mma_columns<64>(dk, ds, at.q(stage));
+        mma_commit();
+        mma_wait<1>();
+        hold(dv);
+#else
         mma_fence();
         mma_rows<D, 64, 64>(s, k, at.q(stage));
         mma_commit();
@@ -89,7 +106,6 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Loader& 
         mma_wait<1>();
         hold(s);
         if (AHEAD && t > start + w.skip) leave(at.free((t - 1) % STAGES));
-        load.refill(-1);
         weigh(s, w, at.lse(stage), t - start);
         pack_all<32>(p, s);
         hold(p);
@@ -116,11 +132,12 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Walk& w, Loader& 
         hold(dk);
         leave(at.free(stage));
 #endif
+#endif
     }
     mma_wait<0>();
     hold(dk);
     hold(dv);
-    if (AHEAD && w.skip < load.blocks) leave(at.free((start + load.blocks - 1) % STAGES));
+    if (AHEAD && w.skip < w.blocks) leave(at.free((start + w.blocks - 1) % STAGES));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_keys(
@@ -134,13 +151,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     const Place my = place((keys + ROWS - 1) / ROWS, key_heads, batches, near);
     const int first = my.block * ROWS, mine = first + 64 * group, offset = CAUSAL ? keys - queries : keys;  // the longest first
     const int all = (queries + 63) / 64, begin = CAUSAL ? min(all, max(0, first - offset) / 64) : 0, blocks = all - begin;
-    Loader load = {q, g, stats, (i64)heads * batches * padded, at, blocks * shared_by, begin, blocks, padded, heads,
-                   my.head * shared_by, my.batch, 0};
     if (threadIdx.x == 0) {
         barrier_init(at.k_full(), 1);
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(at.full(s), 1);
-            barrier_init(at.free(s), THREADS / 32);
+            barrier_init(at.free(s), WARPS);
         }
         barriers_ready();
         barrier_expect(at.k_full(), 2 * GROUPS * TILE_BYTES);
@@ -150,9 +165,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
         }
     }
     __syncthreads();
-    load.refill(0);
+    if (group == GROUPS) {
+        fewer_registers<GROUPS, RESIDENT>();
+        const Others o = {begin, blocks, heads, padded, my.batch, my.head * shared_by};
+        if (threadIdx.x == 32 * WARPS) fetch(q, g, stats, (i64)heads * batches * padded, at, o, blocks * shared_by);
+        return;
+    }
+    more_registers<GROUPS, RESIDENT>();
     const int row = mine + (threadIdx.x & 127) / 32 * 16 + lane / 4;
-    Walk w = {0, 0, 2 * (lane & 3), {0, 0}, scale * LOG2_E};
+    Walk w = {blocks, 0, 0, 2 * (lane & 3), {0, 0}, scale * LOG2_E};
     if (CAUSAL) {
         w.skip = max(0, mine - offset) / 64 - begin;
         w.clear = (max(0, mine + 63 - offset) + 63) / 64 - begin;
@@ -162,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     float dk[D / 2], dv[D / 2];
     UNROLL for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
     barrier_wait(at.k_full(), 0);
-    for (int i = 0; i < shared_by; ++i) walk(dk, dv, w, load, at.k(group), at.v(group), i * blocks);
+    for (int i = 0; i < shared_by; ++i) walk(dk, dv, w, at, at.k(group), at.v(group), i * blocks);
     write_rows(dk_out + my.batch * dk_batch + my.head * dk_head, dk_row, row, keys, dk, scale, scale);
     write_rows(dv_out + my.batch * dv_batch + my.head * dv_head, dv_row, row, keys, dv, 1.0f, 1.0f);
 }

@@ -3,7 +3,7 @@
 // D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps in shared memory, RESIDENT blocks a multiprocessor, CAUSAL.
 #include "wgmma.cuh"
 
-enum { THREADS = 128 * GROUPS, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2, STEP_BYTES = KEYS * D * 2 };
+enum { WARPS = 4 * GROUPS, THREADS = 32 * WARPS + 128, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2, STEP_BYTES = KEYS * D * 2 };
 
 struct Shared {
     u32 base;
@@ -16,43 +16,29 @@ struct Shared {
     DEVICE_MEMBER u32 free(int stage) const { return full(stage) + 8; }
 };
 
-// Thread 0 keeps copies under way: step t takes block steps - 1 - t into stage t % STAGES, when all have left it.
-struct Loader {
-    const TensorMap &k, &v;
-    Shared at;
-    int steps, head, batch, next;
-
-    // Starts what can be started; steps up to `must` must be.
-    DEVICE_MEMBER void refill(int must) {
-        if (threadIdx.x) return;
-        for (; next < steps; ++next) {
-            const int stage = next % STAGES, parity = (next / STAGES - 1) & 1, row = (steps - 1 - next) * KEYS;
-            if (next >= STAGES) {
-                if (next <= must) barrier_wait(at.free(stage), parity);
-                else if (!barrier_passed_already(at.free(stage), parity)) return;
-            }
-            barrier_expect(at.full(stage), 2 * STEP_BYTES);
-            copy_tile<KEYS, D>(at.k(stage), k, at.full(stage), row, head, batch);
-            copy_tile<KEYS, D>(at.v(stage), v, at.full(stage), row, head, batch);
-        }
+// One thread's work: step t takes block steps - 1 - t into stage t % STAGES, when all have left it.
+DEVICE void fetch(const TensorMap& k, const TensorMap& v, Shared at, int steps, int head, int batch) {
+    for (int t = 0; t < steps; ++t) {
+        const int stage = t % STAGES, row = (steps - 1 - t) * KEYS;
+        if (t >= STAGES) barrier_wait(at.free(stage), (t / STAGES - 1) & 1);
+        barrier_expect(at.full(stage), 2 * STEP_BYTES);
+        copy_tile<KEYS, D>(at.k(stage), k, at.full(stage), row, head, batch);
+        copy_tile<KEYS, D>(at.v(stage), v, at.full(stage), row, head, batch);
     }
-};
+}
 
 struct Rows { float lse[2], delta[2]; int last[2]; };
 struct Walk { int steps, skip, column, clear; float c; };  // clear: from this step on every row sees every key
 
-DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Loader& load, u32 q, u32 g) {
-    const Shared at = load.at;
+DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g) {
     float s[KEYS / 2], dp[KEYS / 2];
     u32 ds[KEYS / 4];
     for (int t = 0; t < w.skip; ++t) {
-        load.refill(t);
         barrier_wait(at.full(t % STAGES), t / STAGES & 1);
         leave(at.free(t % STAGES));
     }
     for (int t = w.skip; t < w.steps; ++t) {
         const int stage = t % STAGES;
-        load.refill(t);
         barrier_wait(at.full(stage), t / STAGES & 1);
         mma_fence();
         mma_rows<D, 64, KEYS>(s, q, at.k(stage));
@@ -68,7 +54,6 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Loader& lo
         if (t < w.clear)
             UNROLL for (int i = 0; i < KEYS / 2; ++i)
                 if (column + 8 * (i / 4) + (i & 1) > rows.last[(i >> 1) & 1]) s[i] = 0;
-        load.refill(-1);
         mma_wait<0>();
         hold(dp);
         UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] *= dp[i] - rows.delta[(i >> 1) & 1];
@@ -93,12 +78,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     const int first = (blocks - 1 - my.block) * ROWS, mine = first + 64 * group;  // the longest first
     const int offset = CAUSAL ? keys - queries : keys, over = min(first + ROWS, queries) - 1;
     const int seen = CAUSAL ? min(keys, max(0, over + offset + 1)) : keys;
-    Loader load = {k, v, at, (seen + KEYS - 1) / KEYS, my.head / shared_by, my.batch, 0};
+    const int steps = (seen + KEYS - 1) / KEYS;
     if (threadIdx.x == 0) {
         barrier_init(at.q_full(), 1);
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(at.full(s), 1);
-            barrier_init(at.free(s), THREADS / 32);
+            barrier_init(at.free(s), WARPS);
         }
         barriers_ready();
         barrier_expect(at.q_full(), 2 * GROUPS * TILE_BYTES);
@@ -108,8 +93,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
         }
     }
     __syncthreads();
-    load.refill(0);
-    const int row = mine + (threadIdx.x & 127) / 32 * 16 + lane / 4, steps = load.steps;
+    if (group == GROUPS) {
+        fewer_registers<GROUPS, RESIDENT>();
+        if (threadIdx.x == 32 * WARPS) fetch(k, v, at, steps, my.head / shared_by, my.batch);
+        return;
+    }
+    more_registers<GROUPS, RESIDENT>();
+    const int row = mine + (threadIdx.x & 127) / 32 * 16 + lane / 4;
     const float* mine_stats = stats + ((i64)my.batch * heads + my.head) * padded;
     Rows rows;
     UNROLL for (int h = 0; h < 2; ++h) {
@@ -125,6 +115,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     const int always = CAUSAL ? min(keys, max(0, mine + offset + 1)) : keys;
     const Walk w = {steps, steps - min(steps, (here + KEYS - 1) / KEYS), 2 * (lane & 3), steps - always / KEYS, scale * LOG2_E};
     barrier_wait(at.q_full(), 0);
-    walk(dq, rows, w, load, at.q(group), at.g(group));
+    walk(dq, rows, w, at, at.q(group), at.g(group));
     write_rows(out + my.batch * out_batch + my.head * out_head, out_row, row, queries, dq, scale, scale);
 }

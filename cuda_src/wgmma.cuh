@@ -31,13 +31,6 @@ DEVICE bool barrier_passed(u32 bar, u32 parity) {
         : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done;
 }
-DEVICE bool barrier_passed_already(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    return done;
-}
 DEVICE void barrier_wait(u32 bar, u32 parity) {
     while (!barrier_passed(bar, parity)) {}
 }
@@ -66,6 +59,18 @@ DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 bar) {
 // The number of a thread's warpgroup, so that the compiler sees that a warp agrees on it.
 DEVICE int warpgroup() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
+// A block begins with equally many registers per thread. The warpgroup that fetches gives most of its own to the others.
+template <int BUSY, int BLOCKS> struct Registers {
+    enum { EACH = 65536 / (128 * (BUSY + 1) * BLOCKS) / 8 * 8, FEW = 24, SHARE = (EACH * (BUSY + 1) - FEW) / BUSY / 8 * 8 };
+    enum { MANY = SHARE > 240 ? 240 : SHARE };
+};
+template <int BUSY, int BLOCKS> DEVICE void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::FEW));
+}
+template <int BUSY, int BLOCKS> DEVICE void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::MANY));
+}
+
 // ---- products. The accumulator's number 4 j + 2 h + c of a thread is row 16 warp + lane / 4 + 8 h, column
 // 8 j + 2 (lane % 4) + c; two neighbours of 8 columns, packed in pairs, are an operand A of 16 columns.
 DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -93,39 +98,48 @@ DEVICE u64 operand(u32 address, u32 apart = 16) {
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define FLOATS_8(d, i) \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define FLOATS_32(d, i) FLOATS_8(d, i), FLOATS_8(d, i + 8), FLOATS_8(d, i + 16), FLOATS_8(d, i + 24)
-#define FLOATS_64(d) FLOATS_32(d, 0), FLOATS_32(d, 32)
-#define PRODUCT(n, predicate) \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." MMA_TYPE "." MMA_TYPE " "
+#define FLOATS_8(c, d, i) \
+    c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define FLOATS_32(c, d, i) FLOATS_8(c, d, i), FLOATS_8(c, d, i + 8), FLOATS_8(c, d, i + 16), FLOATS_8(c, d, i + 24)
+#define FLOATS_64(c, d) FLOATS_32(c, d, 0), FLOATS_32(c, d, 32)
+#define PRODUCT(n) "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." MMA_TYPE "." MMA_TYPE " "
+#define ANEW "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+#define MORE "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
 
-// d = a b + (more ? d : 0) for 16 of the inner axis; ACROSS: b's rows are the inner axis, its columns those of d.
-template <int ACROSS> DEVICE void mma(float (&d)[32], u64 a, u64 b, int more) {
-    asm volatile(PRODUCT("64", "%34") REGISTERS_32 ", %32, %33, p, 1, 1, 0, %35;\n}\n"
-                 : FLOATS_32(d, 0) : "l"(a), "l"(b), "r"(more), "n"(ACROSS) : "memory");
+// d = a b, or d += a b where MORE, for 16 of the inner axis, with a in shared memory or in registers; b's columns are the
+// inner axis for the first, its rows for the second. That a new d needs no old one is said to the compiler.
+DEVICE void mma_anew(float (&d)[32], u64 a, u64 b) {
+    asm volatile(ANEW PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n" : FLOATS_32("=f", d, 0) : "l"(a), "l"(b) : "memory");
 }
-template <int ACROSS> DEVICE void mma(float (&d)[64], u64 a, u64 b, int more) {
-    asm volatile(PRODUCT("128", "%66") REGISTERS_64 ", %64, %65, p, 1, 1, 0, %67;\n}\n"
-                 : FLOATS_64(d) : "l"(a), "l"(b), "r"(more), "n"(ACROSS) : "memory");
+DEVICE void mma_more(float (&d)[32], u64 a, u64 b) {
+    asm volatile(MORE PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n" : FLOATS_32("+f", d, 0) : "l"(a), "l"(b) : "memory");
 }
-template <int ACROSS> DEVICE void mma(float (&d)[32], const u32* a, u64 b, int more) {
-    asm volatile(PRODUCT("64", "%37") REGISTERS_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
-                 : FLOATS_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more), "n"(ACROSS) : "memory");
+DEVICE void mma_anew(float (&d)[64], u64 a, u64 b) {
+    asm volatile(ANEW PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n" : FLOATS_64("=f", d) : "l"(a), "l"(b) : "memory");
 }
-template <int ACROSS> DEVICE void mma(float (&d)[64], const u32* a, u64 b, int more) {
-    asm volatile(PRODUCT("128", "%69") REGISTERS_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-                 : FLOATS_64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more), "n"(ACROSS) : "memory");
+DEVICE void mma_more(float (&d)[64], u64 a, u64 b) {
+    asm volatile(MORE PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n" : FLOATS_64("+f", d) : "l"(a), "l"(b) : "memory");
+}
+DEVICE void mma_more(float (&d)[32], const u32* a, u64 b) {
+    asm volatile(MORE PRODUCT("64") REGISTERS_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : FLOATS_32("+f", d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+}
+DEVICE void mma_more(float (&d)[64], const u32* a, u64 b) {
+    asm volatile(MORE PRODUCT("128") REGISTERS_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                 : FLOATS_64("+f", d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
 }
 
 // s = a b^T over WIDTH: 64 rows of a at `a`, whose tile has A_ROWS rows, and the rows of the tile b.
 template <int WIDTH, int A_ROWS, int B_ROWS, int N> DEVICE void mma_rows(float (&s)[N], u32 a, u32 b) {
-    UNROLL for (int i = 0; i < WIDTH / 16; ++i)
-        mma<0>(s, operand(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), operand(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i);
+    UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
+        const u64 left = operand(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), right = operand(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32);
+        if (i == 0) mma_anew(s, left, right);
+        else mma_more(s, left, right);
+    }
 }
 // d += p b, with p 64 x ROWS in registers and b a tile of ROWS rows of the inner axis.
 template <int ROWS, int N> DEVICE void mma_columns(float (&d)[N], const u32 (&p)[ROWS / 4], u32 b) {
-    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma<1>(d, p + 4 * i, operand(b + i * 2048, ROWS * 128), 1);
+    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma_more(d, p + 4 * i, operand(b + i * 2048, ROWS * 128));
 }
 
 // ---- numbers

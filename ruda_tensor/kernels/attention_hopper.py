@@ -36,6 +36,10 @@ class Tiles(NamedTuple):
         """Rows of a block."""
         return 64 * self.groups
 
+    def threads(self) -> int:
+        """One more warpgroup fetches for the others."""
+        return 128 * self.groups + 128
+
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
             "STORAGE": CTYPES[dtype], "MMA_TYPE": '"bf16"' if dtype == BFLOAT16 else '"f16"', "D": d, "CAUSAL": int(causal),
@@ -45,7 +49,7 @@ class Tiles(NamedTuple):
 
 FORWARD = {64: Tiles(3, 128, 2), 128: Tiles(2, 128, 2)}
 OF_QUERIES = {64: Tiles(3, 64, 3), 128: Tiles(2, 64, 3)}
-OF_KEYS = {64: Tiles(3, 64, 3, 1, (("AHEAD", 0), ("UNPACK", 1))), 128: Tiles(2, 64, 3, 1, (("AHEAD", 1), ("UNPACK", 0)))}
+OF_KEYS = {64: Tiles(3, 64, 3, 1, (("AHEAD", 1), ("LATE", 1))), 128: Tiles(2, 64, 3, 1, (("AHEAD", 1), ("UNPACK", 0)))}
 
 
 @functools.cache
@@ -137,7 +141,7 @@ def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out:
     lse = xp.empty((b, h, t, 1), FLOAT32)
     sizes = (t, keys, h, b, h // heads, _near(b * h, k, h // heads), scale)
     maps = (_map(xp, a) for a in (q, k, v))
-    _forward(q.dtype, d, causal, tiles)((blocks, 1), (128 * tiles.groups, 1), *maps, out, lse, *_strides(out), *sizes)
+    _forward(q.dtype, d, causal, tiles)((blocks, 1), (tiles.threads(), 1), *maps, out, lse, *_strides(out), *sizes)
     return out, lse
 
 
@@ -173,9 +177,9 @@ def backward(
     if needs[1] or needs[2]:
         kernel = _backward("attention_hopper_keys", q.dtype, d, causal, second)
         sizes = (t, padded, keys, heads, b, shared_by, _near(b * heads, q), scale)
-        kernel((grids[1], 1), (128 * second.groups, 1), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), *sizes)
+        kernel((grids[1], 1), (second.threads(), 1), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), *sizes)
     if needs[0]:
         kernel = _backward("attention_hopper_queries", q.dtype, d, causal, first)
         sizes = (t, padded, keys, h, b, shared_by, _near(b * h, k, shared_by), scale)
-        kernel((grids[0], 1), (128 * first.groups, 1), *maps, rows, dq, *_strides(dq), *sizes)
+        kernel((grids[0], 1), (first.threads(), 1), *maps, rows, dq, *_strides(dq), *sizes)
     return tuple(a if need else None for a, need in zip((dq, dk, dv), needs))
