@@ -9,20 +9,29 @@
 #define KEPT (KEEP ? TILES : 1)
 #define KEPT_STEPS (KEEP ? HEAD / 16 : 1)
 
-// sum(g out) of a warp's rows: out is read as operand a would be, beside g in shared memory.
-DEVICE void make_delta(float (&delta)[TILES][2], Shared g_at, const STORAGE* out, i64 stride, int valid, int lane) {
+// A warp's rows of `out`, as operand a would have them.
+DEVICE void load_rows(u32 (&rows)[TILES][HEAD / 16][4], const STORAGE* out, i64 stride, int valid, int lane) {
+    UNROLL for (int t = 0; t < TILES; ++t)
+        UNROLL for (int k = 0; k < HEAD / 16; ++k)
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const int row = t * 16 + lane / 4 + i % 2 * 8, column = k * 16 + i / 2 * 8 + lane % 4 * 2;
+                rows[t][k][i] = row < valid ? *reinterpret_cast<const u32*>(out + row * stride + column) : 0;
+            }
+}
+DEVICE float half_of(u32 pair, int which) {
+    const STORAGE x = {(unsigned short)(pair >> 16 * which)};
+    return widen(x);
+}
+// sum(g out) of a warp's rows, where g is in shared memory.
+DEVICE void make_delta(float (&delta)[TILES][2], Shared g_at, const u32 (&out)[TILES][HEAD / 16][4]) {
     UNROLL for (int t = 0; t < TILES; ++t) {
         delta[t][0] = delta[t][1] = 0;
         UNROLL for (int k = 0; k < HEAD / 16; ++k) {
             u32 g[4];
             load_matrices(g, (g_at ^ (k * 32)) + t * 16 * HEAD * 2);
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const int row = t * 16 + lane / 4 + i % 2 * 8, column = k * 16 + i / 2 * 8 + lane % 4 * 2;
-                if (row >= valid) continue;
-                const Pack<STORAGE, 2> o = load<2>(out + row * stride + column);
-                const STORAGE low = {(unsigned short)g[i]}, high = {(unsigned short)(g[i] >> 16)};
-                delta[t][i % 2] += widen(low) * widen(o.at[0]) + widen(high) * widen(o.at[1]);
-            }
+            UNROLL for (int i = 0; i < 4; ++i)
+                UNROLL for (int which = 0; which < 2; ++which)
+                    delta[t][i % 2] = fmaf(half_of(g[i], which), half_of(out[t][k][i], which), delta[t][i % 2]);
         }
         UNROLL for (int half = 0; half < 2; ++half) delta[t][half] = quad_sum(delta[t][half]);
     }
@@ -57,15 +66,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys, thread);
     }
     commit_copies();
-    wait_copies<0>();
-    __syncthreads();
     float from[TILES][2], logs[TILES][2], acc[TILES][HEAD / 8][4];
-    make_delta(from, g_tile + rows + lane_a, out, out_at.row, n.queries - mine, lane);
+    {
+        u32 rows_of_out[TILES][HEAD / 16][4];  // on their way while the copies are
+        load_rows(rows_of_out, out, out_at.row, n.queries - mine, lane);
+        UNROLL for (int t = 0; t < TILES; ++t)
+            UNROLL for (int half = 0; half < 2; ++half) {
+                const int row = mine + t * 16 + half * 8 + lane / 4;
+                logs[t][half] = row < n.queries ? lse[row] * LOG2_E : INFINITE;
+            }
+        wait_copies<0>();
+        __syncthreads();
+        make_delta(from, g_tile + rows + lane_a, rows_of_out);
+    }
     UNROLL for (int t = 0; t < TILES; ++t) {
         clear(acc[t]);
         UNROLL for (int half = 0; half < 2; ++half) {
             const int row = mine + t * 16 + half * 8 + lane / 4;
-            logs[t][half] = row < n.queries ? lse[row] * LOG2_E : INFINITE;
             if (lane % 4 == 0 && row < n.queries) delta[row] = from[t][half];
         }
     }
@@ -152,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         const i64 at = (i64)head * n.queries + query;
         for (int i = thread; i < 2 * COLUMNS; i += WARPS * 32) {
             const int row = i % COLUMNS;
-            copy4((i < COLUMNS ? logs_at : deltas_at) + (stage * COLUMNS + row) * 4, (i < COLUMNS ? lse : delta) + at + (row < valid ? row : 0), row < valid);
+            const Shared to = (i < COLUMNS ? logs_at : deltas_at) + (stage * COLUMNS + row) * 4;
+            copy4_if(row < valid, to, (i < COLUMNS ? lse : delta) + at + (row < valid ? row : 0));
         }
     };
     copy_tile<OWN, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys - first, thread);

@@ -9,8 +9,9 @@
 typedef u64 Shared;  // an address in shared memory
 #define DYNAMIC_SHARED(name) unsigned char* const name = shim::shared
 DEVICE Shared shared_address(const void* p) { return (u64)p; }
-DEVICE void copy16(Shared to, const void* from, bool valid) { shim::copy_later((void*)to, from, 16, valid); }
-DEVICE void copy4(Shared to, const void* from, bool valid) { shim::copy_later((void*)to, from, 4, valid); }
+DEVICE void copy16(Shared to, const void* from) { shim::copy_later((void*)to, from, 16, true); }
+DEVICE void copy16_if(bool valid, Shared to, const void* from) { shim::copy_later((void*)to, from, 16, valid); }
+DEVICE void copy4_if(bool valid, Shared to, const void* from) { shim::copy_later((void*)to, from, 4, valid); }
 DEVICE void commit_copies() { shim::commit_copies(); }
 template <int LEFT> DEVICE void wait_copies() { shim::wait_copies(LEFT); }
 DEVICE void load_matrices(u32 (&to)[4], Shared row) { shim::load_matrices(to, (void*)row, false); }
@@ -31,12 +32,15 @@ template <class S> DEVICE u32 pack(float low, float high) {
 typedef u32 Shared;
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 DEVICE Shared shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void copy16(Shared to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
 // Where it is not valid, nothing is read and zeros arrive.
-DEVICE void copy16(Shared to, const void* from, bool valid) {
+DEVICE void copy16_if(bool valid, Shared to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                  "r"(valid ? 16 : 0) : "memory");
 }
-DEVICE void copy4(Shared to, const void* from, bool valid) {
+DEVICE void copy4_if(bool valid, Shared to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                  "r"(valid ? 4 : 0) : "memory");
 }
@@ -85,13 +89,19 @@ template <int D> DEVICE u32 lane_of_a(int lane) { return chunk_at<D>(lane & 15, 
 // 16 rows by two chunks as operand b, whose columns are the rows: [0], [1] for the first eight rows, [2], [3] for the others.
 template <int D> DEVICE u32 lane_of_b(int lane) { return chunk_at<D>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1); }
 
-// Begin to copy R rows of D numbers; those from `valid` on become zeros. All P of the block take part.
+// Begin to copy R rows of D numbers; those from `valid` on become zeros. All P threads of the block take part.
 template <int R, int D, int P, class S>
 DEVICE void copy_tile(Shared to, const S* from, i64 stride, int valid, int thread) {
-    const int chunks = D / 8, step = P / chunks, chunk = thread % chunks;
-    UNROLL for (int i = 0; i < (R + step - 1) / step; ++i) {
-        const int row = i * step + thread / chunks;
-        if (R % step && row >= R) break;
-        copy16(to + chunk_at<D>(row, chunk), from + (row < valid ? row : 0) * stride + chunk * 8, row < valid);
+    const int chunks = D / 8, step = P / chunks, first = thread / chunks, chunk = thread % chunks;
+    static_assert(R % step == 0 && step % 8 == 0, "whole rounds, and one place of a thread's chunk in all of its rows");
+    const S* at = from + first * stride + chunk * 8;
+    to += chunk_at<D>(first, chunk);
+    if (valid >= R) {
+        UNROLL for (int i = 0; i < R / step; ++i) copy16(to + i * step * D * 2, at + i * step * stride);
+    } else {
+        UNROLL for (int i = 0; i < R / step; ++i) {
+            const bool there = i * step + first < valid;
+            copy16_if(there, to + i * step * D * 2, there ? at + i * step * stride : from);
+        }
     }
 }

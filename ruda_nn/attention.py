@@ -5,6 +5,7 @@ from typing import Any
 
 import ruda_tensor as rt
 from ruda_tensor.ops._common import floating
+from ruda_tensor.ops._packed import packed_attention
 
 from .cache import KeyValueCache
 from .config import Config, is_whole
@@ -83,16 +84,16 @@ class MultiHeadAttention(Module):
                 "a sequence starts with attention(x, cache=KeyValueCache())"
             )
         self._check(x, context, mask)
+        causal, dropout = self.causal if causal is None else causal, self.dropout if self.training else 0.0
+        if self.in_proj is not None and self.rotary is context is mask is cache is None and not dropout:
+            return self.out(packed_attention(self.in_proj(x), self.n_heads, self.n_kv_heads, causal=causal))
         if context is None:
             q, k, v = self._project(x, 0 if cache is None else cache.length)
             k, v = (k, v) if cache is None else cache.append(k, v).held()
         else:
             known = None if cache is None or cache.k is None else cache.held()
             q, k, v = self._project_apart(x, context, known)
-        y = rt.scaled_dot_product_attention(
-            q, k, v, mask=mask, causal=self.causal if causal is None else causal,
-            dropout_p=self.dropout if self.training else 0.0,
-        )  # fmt: skip
+        y = rt.scaled_dot_product_attention(q, k, v, mask=mask, causal=causal, dropout_p=dropout)
         y = self.out(rt.reshape(rt.permute_dims(y, (0, 2, 1, 3)), (*x.shape[:2], y.shape[1] * y.shape[3])))
         return y if cache is None else (y, KeyValueCache(k, v))
 

@@ -153,6 +153,7 @@ def attend_backward(
     k: Any,
     v: Any,
     mask: Any,
+    out: Any,
     lse: Any,
     *,
     needs: tuple,
@@ -162,7 +163,8 @@ def attend_backward(
 ) -> tuple:
     """With p the probabilities, s the scores and dp = g v^T:  ds = p (dp - sum(p dp)), and dv = p^T g.
 
-    Dao et al., "FlashAttention", 2022, appendix B.2 to B.4. The order of the blocks fixes the order of all sums.
+    `out` is kept for the kernels, whose sum(p dp) is sum(g out). The order of the blocks fixes the order of all sums.
+    Dao et al., "FlashAttention", 2022, appendix B.2 to B.4.
     """
     if _plain(mask, dropout):
         compiled = attention.backward(xp, g, q, k, v, lse, scale=scale, causal=causal)

@@ -6,7 +6,8 @@ from typing import Any
 
 from .. import random
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
-from ..operation import Composite, call
+from ..kernels import attention as kernels
+from ..operation import Composite, Fused, call
 from ..random.state import check_probability
 from ..tensor import Tensor
 from ._attend import attend, attend_backward
@@ -56,9 +57,26 @@ def _causal(like: Tensor, queries: int, keys: int) -> Tensor:
         return Tensor._wrap(xp.arange(keys) <= last, like.device)
 
 
+def _fused_forward(
+    xp: Any, q: Any, k: Any, v: Any, mask: Any, *, scale: float, causal: bool, dropout: tuple | None
+) -> tuple | None:
+    return kernels.forward(xp, q, k, v, scale=scale, causal=causal) if mask is None and dropout is None else None
+
+
+def _fused_backward(
+    xp: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, *, needs: tuple, scale: float, causal: bool,
+    dropout: tuple | None,
+) -> tuple | None:  # fmt: skip
+    if mask is not None or dropout is not None:
+        return None
+    found = kernels.backward(xp, g, q, k, v, out, lse, scale=scale, causal=causal, needs=needs[:3])
+    return None if found is None else (*found, None)
+
+
 _attention = Composite(
-    "scaled_dot_product_attention", _expression, attend, attend_backward, keeps="q k v mask", memory_bound=False
-)
+    "scaled_dot_product_attention", _expression, attend, attend_backward, keeps="q k v mask out", memory_bound=False,
+    fused=Fused("attention_forward.cu, attention_backward.cu", _fused_forward, _fused_backward),
+)  # fmt: skip
 
 
 def _check(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointwise, softmax
+from ruda_tensor.kernels import attention, columns, cross_entropy, norms, optimizer, pointwise, softmax
 from ruda_tensor.kernels.launch import Kernel
 from ruda_tensor.kernels.plans import row_plan, sums_plan
 
 ARCHITECTURES = (75, 80, 90, 100)
+LEAST = {"attention_forward.cu": 80, "attention_backward.cu": 80}  # the architecture that a source needs
 # (dtype, width, aligned): a warp per row, GPT-2's width, the widest common one, odd rows, rows too long for registers.
 ROWS = [(BFLOAT16, 64, True), (BFLOAT16, 768, True), (BFLOAT16, 4096, True), (FLOAT32, 4096, True), (FLOAT16, 4097, False),
         (FLOAT32, 131072, True), (FLOAT64, 1024, True)]  # fmt: skip
@@ -35,6 +36,13 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
                 yield f"{name}, weighted, smoothed, {where}", cross_entropy._rows(name, dtype, plan, True, True)
     for dtype, straight in FLAT:
         yield from _flat(dtype, straight)
+    for dtype in (BFLOAT16, FLOAT16):
+        for d in attention.HEADS:
+            where = f"{dtype} heads of {d}"
+            yield f"attention_forward, {where}", attention._forward(dtype, d, True, attention.FORWARD[d])
+            for kind, table in (("queries", attention.OF_QUERIES), ("keys", attention.OF_KEYS)):
+                name = f"attention_backward_{kind}"
+                yield f"{name}, {where}", attention._backward(name, dtype, d, True, table[d])
 
 
 def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:

@@ -20,7 +20,7 @@ import pytest
 from ruda_tensor.kernels.launch import Kernel, program
 
 from ._shim import ALL
-from ._variants import ARCHITECTURES, kernels
+from ._variants import ARCHITECTURES, LEAST, kernels
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 TABLE = Path(__file__).with_name("registers.json")
@@ -71,7 +71,7 @@ def compiled_now(architecture: int) -> dict[str, Kernel]:
 
 def recorded(architecture: int) -> dict[str, Kernel]:
     """What the table has: all kernels for sm_90, and those of the common shapes and dtypes for the others."""
-    everything = dict(kernels())
+    everything = {name: kernel for name, kernel in kernels() if architecture >= LEAST.get(kernel.source, 0)}
     if architecture == 90:
         return everything
     rare = ("rows of 64", "rows of 768", "rows of 131072", "one by one", "float64")

@@ -31,7 +31,7 @@ def both(arrays: list, causal: bool) -> tuple:
     q, k, v, g = arrays
     out, lse = _attend.attend(np, q, k, v, None, scale=0.3, causal=causal, dropout=None)
     needs = (True, True, True, False)
-    grads = _attend.attend_backward(np, g, q, k, v, None, lse, needs=needs, scale=0.3, causal=causal, dropout=None)
+    grads = _attend.attend_backward(np, g, q, k, v, None, out, lse, needs=needs, scale=0.3, causal=causal, dropout=None)
     return out, lse, *grads[:3]
 
 
@@ -56,9 +56,9 @@ def test_either_forward_goes_with_either_backward(forward_compiled):
     q, k, v, g = made(SIZES[1])
     needs, right = (True, True, True, False), both([a.astype(np.float64) for a in (q, k, v, g)], True)
     with host.use_host_kernels(forward_compiled):
-        _, lse = _attend.attend(np, q, k, v, None, scale=0.3, causal=True, dropout=None)
+        out, lse = _attend.attend(np, q, k, v, None, scale=0.3, causal=True, dropout=None)
     with host.use_host_kernels(not forward_compiled):
-        grads = _attend.attend_backward(np, g, q, k, v, None, lse, needs=needs, scale=0.3, causal=True, dropout=None)
+        grads = _attend.attend_backward(np, g, q, k, v, None, out, lse, needs=needs, scale=0.3, causal=True, dropout=None)
     for a, b in zip(grads[:3], right[2:]):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=4e-6)
 
