@@ -35,6 +35,11 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
     while (!barrier_passed(bar, parity)) {}
 }
 
+// Of a ring of `stages`: what number n waits for before its stage is read, and before it is filled again.
+DEVICE void barrier_wait_full(u32 bar, int n, int stages) { barrier_wait(bar, n / stages & 1); }
+DEVICE void barrier_wait_free(u32 bar, int n, int stages) {
+    if (n >= stages) barrier_wait(bar, (n / stages - 1) & 1);
+}
 DEVICE void leave(u32 bar) {  // a warp needs no more of what the barrier guards
     if ((threadIdx.x & 31) == 0) barrier_arrive(bar);
 }
@@ -199,13 +204,4 @@ DEVICE void write_rows(S* out, i64 stride, int row, int rows, const float (&d)[N
                              ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
             }
         }
-}
-
-// Which tile a block works on. Heads are taken `near` at a time, so that what they share stays in the second-level cache;
-// among them all blocks number 0 come first.
-struct Place { int block, head, batch; };
-DEVICE Place place(int blocks, int heads, int batches, int near) {
-    const int all = heads * batches, first = blockIdx.x / (near * blocks) * near, rest = blockIdx.x - first * blocks;
-    const int many = all - first < near ? all - first : near, pair = first + rest % many;
-    return {rest / many, pair % heads, pair / heads};
 }

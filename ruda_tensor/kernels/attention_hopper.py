@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT32
 from .attention import empty_heads, like, readable, takes
-from .gate import CTYPES, MOST_BLOCKS, capability, ceil_div
+from .gate import CTYPES, MOST_BLOCKS, capability, ceil_div, processors
 from .launch import Kernel, KernelError, runtime
 
 NEAR = 16 << 20  # bytes that heads taken together read again and again: a third of the second-level cache
@@ -21,51 +21,56 @@ _OPTIONS = ("-arch=sm_90a",)
 
 
 class Tiles(NamedTuple):
-    """`groups` warpgroups of 64 rows each, `step` rows of the others at a time in `stages` of shared memory.
+    """`groups` warpgroups of 64 rows each, `step` rows of the others at a time in `stages` of shared memory, `own` tiles.
 
-    `resident`: blocks that a multiprocessor shall hold.
+    `resident`: blocks that a multiprocessor shall hold. `walk`: whether a block walks over many tiles.
     """
 
     groups: int
     step: int
     stages: int
+    own: int = 2
     resident: int = 1
+    walk: bool = True
     more: tuple = ()
 
-    def own(self) -> int:
-        """Rows of a block."""
+    def rows(self) -> int:
+        """Rows of a tile."""
         return 64 * self.groups
 
-    def threads(self) -> int:
-        """One more warpgroup fetches for the others."""
-        return 128 * self.groups + 128
+    def launch(self, xp: Any, tiles: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Grid and block; one more warpgroup fetches for the others."""
+        blocks = min(tiles, processors(xp) * self.resident) if self.walk else tiles
+        return (blocks, 1), (128 * self.groups + 128, 1)
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
             "STORAGE": CTYPES[dtype], "MMA_TYPE": '"bf16"' if dtype == BFLOAT16 else '"f16"', "D": d, "CAUSAL": int(causal),
-            "GROUPS": self.groups, "KEYS": self.step, "STAGES": self.stages, "RESIDENT": self.resident, **dict(self.more),
+            "GROUPS": self.groups, "STAGES": self.stages, "OWN": self.own, "RESIDENT": self.resident, **dict(self.more),
         }  # fmt: skip
 
 
 FORWARD = {64: Tiles(3, 128, 2), 128: Tiles(2, 128, 2)}
-OF_QUERIES = {64: Tiles(3, 64, 3), 128: Tiles(2, 64, 3)}
-OF_KEYS = {64: Tiles(3, 64, 3, 1, (("AHEAD", 1), ("LATE", 1))), 128: Tiles(2, 64, 3, 1, (("AHEAD", 1), ("UNPACK", 0)))}
+OF_QUERIES = {64: Tiles(3, 64, 3), 128: Tiles(2, 64, 2)}
+LATE = (("AHEAD", 1), ("LATE", 1))
+OF_KEYS = {64: Tiles(3, 64, 3, more=LATE), 128: Tiles(2, 64, 2, more=(("AHEAD", 1), ("UNPACK", 0)))}
+_SIZES = " i i i i i i f"
 
 
 @functools.cache
 def _forward(dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
-    shared = BARRIERS + 2 * d * (tiles.own() + 2 * tiles.stages * tiles.step)
-    signature = "128s 128s 128s P P q q q i i i i i i f"
-    name = "attention_hopper_forward"
-    return Kernel(f"{name}.cu", name, signature, tiles.defines(dtype, d, causal), _OPTIONS, shared)
+    shared = BARRIERS + 2 * d * (tiles.own * tiles.rows() + 2 * tiles.stages * tiles.step)
+    name, defines = "attention_hopper_forward", tiles.defines(dtype, d, causal) | {"KEYS": tiles.step}
+    return Kernel(f"{name}.cu", name, "128s 128s 128s P P q q q" + _SIZES, defines, _OPTIONS, shared)
 
 
 @functools.cache
 def _backward(name: str, dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
-    shared = BARRIERS + 4 * d * (tiles.own() + tiles.stages * tiles.step) + 512 * tiles.stages
-    outputs = "P q q q" if name == "attention_hopper_queries" else "P P q q q q q q"
-    signature = f"128s 128s 128s 128s P {outputs} i i i i i i i f"
-    return Kernel(f"{name}.cu", name, signature, tiles.defines(dtype, d, causal), _OPTIONS, shared)
+    of_queries = name == "attention_hopper_queries"
+    shared = BARRIERS + 4 * d * (tiles.own * tiles.rows() + tiles.stages * tiles.step) + (0 if of_queries else 512 * tiles.stages)
+    defines = tiles.defines(dtype, d, causal) | ({"KEYS": tiles.step} if of_queries else {})
+    outputs = "P q q q" if of_queries else "P P q q q q q q"
+    return Kernel(f"{name}.cu", name, f"128s 128s 128s 128s P {outputs} i{_SIZES}", defines, _OPTIONS, shared)
 
 
 @functools.cache
@@ -120,9 +125,10 @@ def _strides(a: Any) -> tuple[int, ...]:
     return tuple(stride // 2 for stride in a.strides[:3])
 
 
-def _near(heads: int, a: Any, shared_by: int = 1) -> int:
-    """How many of the heads of a grid are taken together: each reads two arrays with heads as long as those of a."""
-    return min(heads, max(1, NEAR * shared_by // (4 * a.shape[2] * a.shape[3])))
+def _sizes(q: Any, k: Any, near: int, scale: float) -> tuple:
+    """The struct Sizes, for heads of which each reads `near` bytes that others read as well."""
+    (b, h, t, _), (heads, keys) = q.shape, k.shape[1:3]
+    return t, keys, h, b, h // heads, min(b * h, max(1, NEAR // near)), scale
 
 
 def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out: Any = None) -> tuple[Any, Any] | None:
@@ -132,16 +138,16 @@ def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out:
     """
     if not _served(xp, q, k, v, scale) or (out is not None and not readable(xp, out)):
         return None
-    (b, h, t, d), (heads, keys), tiles = q.shape, k.shape[1:3], FORWARD[q.shape[3]]
-    blocks = b * h * ceil_div(t, tiles.own())
+    (b, h, t, d), tiles = q.shape, FORWARD[q.shape[3]]
+    blocks = b * h * ceil_div(t, tiles.rows())
     if blocks > MOST_BLOCKS:
         return None
     q, k, v = _dense(xp, q, k, v)
     out = empty_heads(xp, q.shape, q.dtype) if out is None else out
     lse = xp.empty((b, h, t, 1), FLOAT32)
-    sizes = (t, keys, h, b, h // heads, _near(b * h, k, h // heads), scale)
-    maps = (_map(xp, a) for a in (q, k, v))
-    _forward(q.dtype, d, causal, tiles)((blocks, 1), (tiles.threads(), 1), *maps, out, lse, *_strides(out), *sizes)
+    maps = [_map(xp, a) for a in (q, k, v)]
+    near = 4 * d * k.shape[2] * k.shape[1] // h
+    _forward(q.dtype, d, causal, tiles)(*tiles.launch(xp, blocks), *maps, out, lse, *_strides(out), *_sizes(q, k, near, scale))
     return out, lse
 
 
@@ -164,22 +170,21 @@ def backward(
         return None
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
     first, second = OF_QUERIES[d], OF_KEYS[d]
-    grids = b * h * ceil_div(t, first.own()), b * heads * ceil_div(keys, second.own())
     padded = ceil_div(t, BOX) * BOX
-    lanes = ceil_div(padded, 2048 // d)
-    if max(*grids, b * h * lanes) > MOST_BLOCKS:
+    tiles = b * h * ceil_div(t, first.rows()), b * heads * ceil_div(keys, second.rows()), b * h * ceil_div(padded, 2048 // d)
+    if max(tiles) > MOST_BLOCKS:
         return None
     g, q, k, v, out = _dense(xp, g, q, k, v, out)
     dq, dk, dv = (like(xp, a) if to is None else to for a, to in zip((q, k, v), into))
     rows = xp.empty((2, b, h, padded), FLOAT32)
-    _rows(q.dtype, d)((b * h * lanes, 1), (256, 1), g, out, lse, rows, *_strides(g), *_strides(out), t, padded, h, b)
-    maps, shared_by = [_map(xp, a) for a in (q, k, v, g)], h // heads
+    _rows(q.dtype, d)((tiles[2], 1), (256, 1), g, out, lse, rows, *_strides(g), *_strides(out), t, padded, h, b)
+    maps = [_map(xp, a) for a in (q, k, v, g)]
     if needs[1] or needs[2]:
         kernel = _backward("attention_hopper_keys", q.dtype, d, causal, second)
-        sizes = (t, padded, keys, heads, b, shared_by, _near(b * heads, q), scale)
-        kernel((grids[1], 1), (second.threads(), 1), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), *sizes)
+        sizes = _sizes(q, k, 4 * d * t * h // heads, scale)
+        kernel(*second.launch(xp, tiles[1]), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), padded, *sizes)
     if needs[0]:
         kernel = _backward("attention_hopper_queries", q.dtype, d, causal, first)
-        sizes = (t, padded, keys, h, b, shared_by, _near(b * h, k, shared_by), scale)
-        kernel((grids[0], 1), (first.threads(), 1), *maps, rows, dq, *_strides(dq), *sizes)
+        sizes = _sizes(q, k, 4 * d * keys * heads // h, scale)
+        kernel(*first.launch(xp, tiles[0]), *maps, rows, dq, *_strides(dq), padded, *sizes)
     return tuple(a if need else None for a, need in zip((dq, dk, dv), needs))
