@@ -90,6 +90,7 @@ class CudaRuntime:
         self.start = driver.cuLaunchKernel
         self.start.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
         self.explain = driver.cuGetErrorName
+        self.parameter = getattr(driver, "cuFuncGetParamInfo", None)  # since CUDA 12.4
         self._processors: dict[int, int] = {}
         self._capabilities: dict[int, int] = {}
 
@@ -117,7 +118,7 @@ class CudaRuntime:
             kernel = module.get_function(name)
             if shared > _SHARED_BY_DEFAULT:
                 kernel.max_dynamic_shared_size_bytes = shared
-            return kernel.kernel.ptr, shared, kernel, module  # the two keep the code loaded
+            return kernel.kernel.ptr, shared, self.lead(kernel.kernel.ptr), kernel, module  # the two keep the code loaded
         except CompileException as error:
             raise KernelError(f"the kernel {name} does not compile: {first_error(str(error))}") from error
         except CUDADriverError as error:
@@ -127,11 +128,18 @@ class CudaRuntime:
         """Give the driver the pool's unused memory back: loading code, or a kernel's stacks, may need it."""
         self.cp.get_default_memory_pool().free_all_blocks()
 
+    def lead(self, function: int) -> int:
+        """Bytes before the first parameter: where they begin is no multiple of 64, but a tensor map must begin at one."""
+        offset, size = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        if self.parameter is not None:
+            self.parameter(ctypes.c_void_p(function), ctypes.c_size_t(0), ctypes.byref(offset), ctypes.byref(size))
+        return offset.value
+
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
-        scratch = self.scratch
+        scratch, lead = self.scratch, handle[2]
         size = len(arguments)
-        ctypes.memmove(scratch.buffer, arguments, size)
-        scratch.size.value = size
+        ctypes.memmove(ctypes.byref(scratch.buffer, lead), arguments, size)
+        scratch.size.value = lead + size
         stream = self.stream().ptr
         status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, handle[1], stream, None, scratch.extra)
         if status == 0:

@@ -4,7 +4,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ruda_tensor.kernels import attention, columns, cross_entropy, norms, optimizer, pointwise, rotary, segments, softmax
+from ruda_tensor.kernels import (
+    attention,
+    attention_hopper,
+    columns,
+    cross_entropy,
+    norms,
+    optimizer,
+    pointwise,
+    rotary,
+    segments,
+    softmax,
+)
 from ruda_tensor.kernels.launch import Kernel
 from ruda_tensor.kernels.plans import row_plan, sums_plan
 
@@ -43,6 +54,17 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
             for kind, table in (("queries", attention.OF_QUERIES), ("keys", attention.OF_KEYS)):
                 name = f"attention_backward_{kind}"
                 yield f"{name}, {where}", attention._backward(name, dtype, d, True, table[d])
+            yield from _hopper(dtype, d, where)
+
+
+def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
+    for causal, seen in ((True, "causal"), (False, "all")):  # the compiler may refuse to overlap products in one of them
+        forward = attention_hopper._forward(dtype, d, causal, attention_hopper.FORWARD[d])
+        yield f"attention_hopper_forward, {seen}, {where}", forward
+        for kind, table in (("queries", attention_hopper.OF_QUERIES), ("keys", attention_hopper.OF_KEYS)):
+            name = f"attention_hopper_{kind}"
+            yield f"{name}, {seen}, {where}", attention_hopper._backward(name, dtype, d, causal, table[d])
+    yield f"attention_hopper_rows, {where}", attention_hopper._rows(dtype, d)
 
 
 def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:

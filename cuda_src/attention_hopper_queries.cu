@@ -1,0 +1,125 @@
+// The gradient of the queries on Hopper: a warpgroup holds 64 queries and walks over the keys: p = exp(scale q k^T - lse),
+// ds = p (g v^T - delta), dq += ds k; all scores in registers (Dao 2023, with the sums of dq in a kernel of their own).
+// D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps and OWN tiles of queries in shared memory, RESIDENT blocks a
+// multiprocessor, CAUSAL.
+#include "attention_hopper.cuh"
+
+enum { STEP_BYTES = KEYS * D * 2 };
+
+struct Shared {
+    u32 base;
+    DEVICE_MEMBER u32 q(int own, int group) const { return base + 2 * (own * GROUPS + group) * TILE_BYTES; }
+    DEVICE_MEMBER u32 g(int own, int group) const { return q(own, group) + TILE_BYTES; }
+    DEVICE_MEMBER u32 k(int stage) const { return q(OWN, 0) + 2 * stage * STEP_BYTES; }
+    DEVICE_MEMBER u32 v(int stage) const { return k(stage) + STEP_BYTES; }
+    DEVICE_MEMBER u32 q_full(int own) const { return k(STAGES) + 16 * own; }
+    DEVICE_MEMBER u32 q_free(int own) const { return q_full(own) + 8; }
+    DEVICE_MEMBER u32 full(int stage) const { return q_full(OWN) + 16 * stage; }
+    DEVICE_MEMBER u32 free(int stage) const { return full(stage) + 8; }
+
+    DEVICE_MEMBER void init() const {
+        for (int i = 0; i < OWN; ++i) barrier_init(q_full(i), 1), barrier_init(q_free(i), WARPS);
+        for (int i = 0; i < STAGES; ++i) barrier_init(full(i), 1), barrier_init(free(i), WARPS);
+        barriers_ready();
+    }
+};
+
+struct Maps { const TensorMap &q, &k, &v, &g; };
+
+// One thread's work. Steps are counted over all tiles: number n is in stage n % STAGES, when all have left it.
+DEVICE void fetch(const Maps& of, Shared at, const Sizes& sizes, int tiles) {
+    int n = 0, tile;
+    for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
+        const Queries my = queries_at(tile, sizes);
+        const int own = round % OWN, head = my.head / sizes.shared_by;
+        barrier_wait_free(at.q_free(own), round, OWN);
+        barrier_expect(at.q_full(own), 2 * GROUPS * TILE_BYTES);
+        for (int i = 0; i < GROUPS; ++i) {
+            copy_tile<64, D>(at.q(own, i), of.q, at.q_full(own), my.first + 64 * i, my.head, my.batch);
+            copy_tile<64, D>(at.g(own, i), of.g, at.q_full(own), my.first + 64 * i, my.head, my.batch);
+        }
+        for (int t = 0; t < my.steps; ++t, ++n) {
+            const int stage = n % STAGES, row = (my.steps - 1 - t) * KEYS;
+            barrier_wait_free(at.free(stage), n, STAGES);
+            barrier_expect(at.full(stage), 2 * STEP_BYTES);
+            copy_tile<KEYS, D>(at.k(stage), of.k, at.full(stage), row, head, my.batch);
+            copy_tile<KEYS, D>(at.v(stage), of.v, at.full(stage), row, head, my.batch);
+        }
+    }
+}
+
+struct Rows { float lse[2], delta[2]; };
+
+// The steps of one tile, which begin with number n.
+DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
+    float s[KEYS / 2], dp[KEYS / 2];
+    u32 ds[KEYS / 4];
+    for (int end = n + w.skip; n < end; ++n) {
+        barrier_wait_full(at.full(n % STAGES), n, STAGES);
+        leave(at.free(n % STAGES));
+    }
+    for (int t = w.skip; t < w.steps; ++t, ++n) {
+        const int stage = n % STAGES, column = (w.steps - 1 - t) * KEYS + w.column;
+        barrier_wait_full(at.full(stage), n, STAGES);
+        mma_fence();
+        mma_rows<D, 64, KEYS>(s, q, at.k(stage));
+        mma_commit();
+        mma_rows<D, 64, KEYS>(dp, g, at.v(stage));
+        mma_commit();
+        mma_wait<1>();
+        hold(s);
+        hold(dq);
+        if (t > w.skip) leave(at.free((n - 1) % STAGES));
+        UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] = exp2_of(s[i] * w.c - rows.lse[(i >> 1) & 1]);
+        if (t < w.clear)
+            UNROLL for (int i = 0; i < KEYS / 2; ++i)
+                if (column + 8 * (i / 4) + (i & 1) > w.last[(i >> 1) & 1]) s[i] = 0;
+        mma_wait<0>();
+        hold(dp);
+        UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] *= dp[i] - rows.delta[(i >> 1) & 1];
+        pack_all<KEYS / 2>(ds, s);
+        hold(ds);
+        mma_fence();
+        mma_columns<KEYS>(dq, ds, at.k(stage));
+        mma_commit();
+    }
+    mma_wait<0>();
+    hold(dq);
+    if (w.skip < w.steps) leave(at.free((n - 1) % STAGES));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_queries(
+    const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+    const __grid_constant__ TensorMap g, const float* stats, STORAGE* out, i64 out_batch, i64 out_head, i64 out_row, int padded,
+    Sizes sizes) {
+    extern __shared__ char memory[];
+    const Shared at = {(shared_address(memory) + 1023) & ~1023u};
+    const int group = warpgroup(), pairs = sizes.heads * sizes.batches, tiles = blocks_of(sizes) * pairs;
+    if (threadIdx.x == 0) at.init();
+    __syncthreads();
+    if (group == GROUPS) {
+        fewer_registers<GROUPS, RESIDENT>();
+        if (threadIdx.x == 32 * WARPS) fetch({q, k, v, g}, at, sizes, tiles);
+        return;
+    }
+    more_registers<GROUPS, RESIDENT>();
+    int n = 0, tile;
+    for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
+        const Queries my = queries_at(tile, sizes);
+        const int own = round % OWN, mine = my.first + 64 * group, row = mine + row_of();
+        const float* of = stats + ((i64)my.batch * sizes.heads + my.head) * padded;
+        Rows rows;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const int r = min(row + 8 * h, padded - 1);
+            rows.lse[h] = of[r];
+            rows.delta[h] = of[(i64)pairs * padded + r];
+        }
+        float dq[D / 2];
+        UNROLL for (int i = 0; i < D / 2; ++i) dq[i] = 0;
+        barrier_wait_full(at.q_full(own), round, OWN);
+        walk(dq, rows, walk_of(my, sizes, mine, row), at, at.q(own, group), at.g(own, group), n);
+        leave(at.q_free(own));
+        n += my.steps;
+        write_rows(out + my.batch * out_batch + my.head * out_head, out_row, row, sizes.queries, dq, sizes.scale, sizes.scale);
+    }
+}
