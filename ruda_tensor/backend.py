@@ -110,7 +110,9 @@ def is_cupy_array(x: Any) -> bool:
 
 def to_host(array: Any) -> np.ndarray:
     """Copy a device array to host memory (synchronizes), or return a host array as it is."""
-    return array if isinstance(array, np.ndarray) else cupy().asnumpy(array)
+    if isinstance(array, np.ndarray):
+        return array
+    return cupy().asnumpy(array) if is_cupy_array(array) else array.host()
 
 
 def cuda_index(array: Any) -> int:
