@@ -51,6 +51,10 @@ template <class R> DEVICE R floor_rest(R a, R b) { return b == R(0) ? R(0) : R(u
 DEVICE float quick_log1p(float x) {
     return fabsf(x) < 0.0625f ? x * (1.0f - x * (0.5f - x * (0.33333333f - x * 0.25f))) : __logf(1.0f + x);
 }
+DEVICE float quick_quotient(float a, float b) {  // the quick reciprocal of what is above 2^126 is 0
+    const float s = fabsf(b) > 8.5e37f ? 0.25f : 1.0f;
+    return (a * s) * __fdividef(1.0f, b * s);
+}
 DEVICE float quick_tanh(float x) {
     const float a = fabsf(x), s = x * x;
     const float far = 1.0f - __fdividef(2.0f, 1.0f + __expf(a + a));

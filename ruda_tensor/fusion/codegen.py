@@ -101,6 +101,7 @@ def _infix(s: Symbol, names: list[str], quick: bool) -> str:
             return f"__fdividef({x}, {y})"
         if bottom.op == "number" and 2.0**-100 < abs(bottom.value) < 2.0**100:
             return f"{x} * {literal(1.0 / bottom.value, FLOAT32)}"
+        return f"quick_quotient({x}, {y})"
     if floating or s.op in COMPARISONS or s.op in LOGICAL:
         return f"{x} {_INFIX[s.op]} {y}"
     if s.dtype == BOOL:

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dtypes import FLOAT32, HALF
+from ..dtypes import FLOAT32, FLOATING, HALF
 from ..kernels.gate import fused
 from ..kernels.generated import run
 from ..operation import Composite, Fused, Primitive, apply, call
@@ -148,7 +148,7 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
         if not tensors or not tensors[0].device.launches or not fused():
             return f(*args, **kwargs)
         try:
-            key = (tensors[0].device, tuple(kwargs), *[_key(x) for x in given])
+            key = (id(tensors[0].device), tuple(kwargs), *[_key(x) for x in given])
             kind = kinds.get(key)
         except TypeError:
             raise TypeError(
@@ -159,6 +159,8 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
             if len(kinds) >= MOST_KINDS:
                 kinds.clear()
             kind = kinds[key] = Kind(_of_tensors(f, args, kwargs), tensors)
+        if kind.dtype not in FLOATING:
+            tensors = [x.detach() for x in tensors]
         needs = tuple([x._node is not None for x in tensors])
         return call(kind.operation(needs), tuple(tensors))
 

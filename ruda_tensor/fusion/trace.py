@@ -12,7 +12,7 @@ import numpy as np
 
 from ..devices import Cpu, Device
 from ..dtypes import FLOAT32, FLOATING, HALF
-from ..operation import Composite, Primitive, apply
+from ..operation import Primitive, apply
 from ..ops._common import cast
 from ..tensor import Tensor, leaf_maker
 from .symbols import FusionError, Graph, Namespace, Symbol
@@ -179,14 +179,19 @@ class Trace:
 def _explain(f: Callable, what: FusionError, error: Exception | None = None) -> str:
     """What was met and in which operation, and what to write instead."""
     name = getattr(f, "__name__", "the function")
-    op = None
-    for frame, _ in traceback.walk_tb((error or what).__traceback__):
-        found = frame.f_locals.get("op")
-        op = found.name if isinstance(found, (Primitive, Composite)) else found if isinstance(found, str) else op
-    if "not among the arguments" in str(what):
-        return f"fuse: {name} uses {what}; make it one: rt.fuse(lambda x, w: ...)(x, w)"
-    where = f"'{op}' needs {what}" if op else f"it needs {what}"
+    frames = [frame for frame, _ in traceback.walk_tb((error or what).__traceback__)]
+    called = [frame.f_code.co_name for frame in frames if _is_operation(frame)]
+    op = f"'{called[0]}'" if called else None
+    if error is not None:
+        return f"fuse: {op or name} uses {what}; make it one: rt.fuse(lambda x, w: ...)(x, w)"
+    met = f"{op or what} is not elementwise" if str(what).startswith("'") else f"{op or 'it'} needs {what}"
     return (
-        f"fuse: {name} is not elementwise, for {where}; fuse the elementwise part alone and leave the rest outside, "
+        f"fuse: {name} cannot be one kernel, for {met}; fuse the elementwise part alone and leave the rest outside, "
         "as in rt.sum(rt.fuse(f)(x), axis=0)"
     )
+
+
+def _is_operation(frame: Any) -> bool:
+    """Whether a frame is that of a public function of the package."""
+    module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    return module.startswith("ruda_tensor.") and not module.startswith("ruda_tensor.fusion") and name[0] not in "_<"

@@ -20,17 +20,19 @@ STORED = {**CTYPES, BOOL: "Bool", **{d: {1: "char", 2: "short", 4: "int", 8: "lo
 STORED |= {d: f"{'unsigned' if d.kind == 'u' else 'signed'} {STORED[d]}" for d in INTEGER}
 
 
-class Program(NamedTuple):
+class Program:
     """The lines of a kernel that makes `outs` of `inputs`: `LOADED_j(k)` is number k of input j, `b0.at[k]` that of a result.
 
-    `quick`: contraction of products and sums is allowed.
+    `quick`: contraction of products and sums is allowed. `plans` remembers how arrays of some layout are read.
     """
 
-    name: str
-    inputs: tuple[np.dtype, ...]
-    outs: tuple[np.dtype, ...]
-    lines: tuple[str, ...]
-    quick: bool
+    __slots__ = ("name", "inputs", "outs", "lines", "quick", "plans")
+
+    def __init__(
+        self, name: str, inputs: tuple[np.dtype, ...], outs: tuple[np.dtype, ...], lines: tuple[str, ...], quick: bool
+    ) -> None:
+        self.name, self.inputs, self.outs, self.lines, self.quick = name, inputs, outs, lines, quick
+        self.plans: dict[tuple, tuple | None] = {}
 
 
 class Reading(NamedTuple):
@@ -124,13 +126,15 @@ def _loads(how: Reading) -> list[str]:
     return [f"        {line}" for line in lines]
 
 
-_kernels: dict[tuple[Program, Reading], Kernel] = {}
+_kernels: dict[str, Kernel] = {}
 MOST_KERNELS = 4096
 
 
 def kernel(program: Program, how: Reading) -> Kernel:
-    """The kernel of a program for one way of reading, compiled when it is first launched."""
-    found = _kernels.get((program, how))
+    """The kernel of a program for one way of reading, compiled when it is first launched; equal texts are one kernel."""
+    written = text(program, how)
+    key = f"{how.vector} {how.batch} {program.quick} {written}"
+    found = _kernels.get(key)
     if found is None:
         pointers = "P " * (len(program.inputs) + len(program.outs))
         gathered, place = how.modes.count("gather"), "q " if how.wide else "I "
@@ -140,9 +144,23 @@ def kernel(program: Program, how: Reading) -> Kernel:
         defines = {"VECTOR": how.vector, "BATCH": how.batch}
         if len(_kernels) >= MOST_KERNELS:
             _kernels.clear()
-        found = Kernel("fused.cuh", program.name, signature, defines, options, text(program, how))
-        _kernels[program, how] = found
+        found = _kernels[key] = Kernel("fused.cuh", program.name, signature, defines, options, written)
     return found
+
+
+def plan(program: Program, shape: tuple[int, ...], arrays: list[Any], addresses: list[int]) -> tuple | None:
+    """(kernel, grid, numbers behind the pointers) for arrays of this layout; None where it is too much for a kernel."""
+    size = math.prod(shape)
+    sizes, strides = joined(shape, [steps(shape, a) for a in arrays])
+    how = reading(program, sizes, strides, addresses)
+    grid = ceil_div(size, THREADS * how.vector * how.batch)
+    if len(sizes) > MOST_AXES or grid > MOST_BLOCKS:
+        return None
+    numbers = [size, *[s[-1] for s, m in zip(strides, how.modes, strict=True) if m == "gather"]]
+    if how.axes:
+        numbers += sizes
+        numbers += [step for s in strides for step in s[:-1]]
+    return kernel(program, how), (grid, 1), tuple(numbers)
 
 
 def run(xp: Any, program: Program, shape: tuple[int, ...], arrays: list[Any]) -> list[Any] | None:
@@ -151,19 +169,22 @@ def run(xp: Any, program: Program, shape: tuple[int, ...], arrays: list[Any]) ->
     if machine is None or not fused():
         return None
     outs = [xp.empty(shape, d) for d in program.outs]
-    size = math.prod(shape)
-    if size == 0:
+    if 0 in shape:
         return outs
-    sizes, strides = joined(shape, [steps(shape, a) for a in arrays])
-    if len(sizes) > MOST_AXES:
+    addresses = [machine.address(a) & 15 for a in arrays]
+    key = (shape, *addresses, *[a.strides for a in arrays], *[a.shape for a in arrays])
+    plans = program.plans
+    if key not in plans:
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[key] = plan(program, shape, arrays, addresses)
+    found = plans[key]
+    if found is None:
         return None
-    how = reading(program, sizes, strides, [machine.address(a) for a in arrays])
-    grid = ceil_div(size, THREADS * how.vector * how.batch)
-    if grid > MOST_BLOCKS:
-        return None
-    numbers = [size, *[s[-1] for s, m in zip(strides, how.modes, strict=True) if m == "gather"]]
-    if how.axes:
-        numbers += sizes
-        numbers += [step for s in strides for step in s[:-1]]
-    kernel(program, how)((grid, 1), (THREADS, 1), *arrays, *outs, *numbers)
+    launch, grid, numbers = found
+    launch(grid, _BLOCK, *arrays, *outs, *numbers)
     return outs
+
+
+_BLOCK = (THREADS, 1)
+MOST_PLANS = 256
