@@ -29,37 +29,44 @@ _HELPERS = {"maximum": "highest", "minimum": "lowest", "sign": "sign_of", "signb
 _QUICK = {"exp": "__expf", "log1p": "quick_log1p", "tanh": "quick_tanh"}
 
 
-def program(name: str, outs: Sequence[Symbol], quick: bool) -> tuple[Program, tuple[int, ...]]:
-    """The program that computes `outs`, and which inputs it reads.
+def program(name: str, outs: Sequence[Symbol], quick: bool) -> tuple[Program, tuple[int, ...], tuple[int, ...]]:
+    """The program that computes `outs`, and the positions of the arrays and of the numbers that it reads.
 
     `quick`, for results of half types: products and sums may be contracted, and some functions are the quick ones; else
     every operation is rounded as the plain one is.
     """
-    needed: dict[int, Symbol] = {}
+    ordered = needed(outs)
+    inputs, numbers = ([s for s in ordered if s.op == op] for op in ("input", "given"))
+    places = {s.number: f"LOADED_{place}(k)" for place, s in enumerate(inputs)}
+    places |= {s.number: f"p{place}" for place, s in enumerate(numbers)}
+    lines = [f"const {LOCAL[s.dtype]} v{s.number} = {_expression(s, quick, places)};" for s in ordered]
+    lines += [_result(k, out) for k, out in enumerate(outs)]
+    kinds = [tuple([s.dtype for s in symbols]) for symbols in (inputs, numbers, outs)]
+    found = Program(name, *kinds, tuple(lines), quick)
+    return found, tuple([s.value for s in inputs]), tuple([s.value for s in numbers])
+
+
+def needed(outs: Sequence[Symbol]) -> list[Symbol]:
+    """What `outs` are made of, themselves included, in the order in which it was made."""
+    found: dict[int, Symbol] = {}
     stack = list(outs)
     while stack:
         symbol = stack.pop()
-        if symbol.number not in needed:
-            needed[symbol.number] = symbol
+        if symbol.number not in found:
+            found[symbol.number] = symbol
             stack += symbol.args
-    ordered = [needed[number] for number in sorted(needed)]
-    inputs = [s for s in ordered if s.op == "input"]
-    places = {s.number: place for place, s in enumerate(inputs)}
-    lines = [f"const {LOCAL[s.dtype]} v{s.number} = {_expression(s, quick, places)};" for s in ordered]
-    lines += [_result(k, out) for k, out in enumerate(outs)]
-    found = Program(name, tuple(s.dtype for s in inputs), tuple(out.dtype for out in outs), tuple(lines), quick)
-    return found, tuple(s.value for s in inputs)
+    return [found[number] for number in sorted(found)]
 
 
 def _result(k: int, out: Symbol) -> str:
     return f"narrow(v{out.number}, b{k}.at[k]);" if out.dtype in FLOATING else f"b{k}.at[k] = v{out.number};"
 
 
-def _expression(s: Symbol, quick: bool, places: dict[int, int]) -> str:
+def _expression(s: Symbol, quick: bool, places: dict[int, str]) -> str:
     if s.op == "number":
         return literal(s.value, s.dtype)
-    if s.op == "input":
-        loaded = f"LOADED_{places[s.number]}(k)"
+    if s.op in ("input", "given"):
+        loaded = places[s.number]
         return f"widen({loaded})" if s.dtype in FLOATING else f"{loaded} != 0" if s.dtype == BOOL else loaded
     names = [f"v{a.number}" for a in s.args]
     kind = LOCAL[s.dtype]

@@ -10,21 +10,16 @@ from ..dtypes import FLOAT32, HALF
 from ..ops._erf import erf_body, erfc_body
 from ..ops._numbers import sign_or_nan
 from ..ops._pointwise import pointwise
+from .codegen import needed
 from .symbols import Symbol
 
 
 def evaluate(xp: Any, outs: Sequence[Symbol], arrays: Mapping[int, Any]) -> list[Any]:
-    """The values of `outs` for the arrays of the inputs by their position: half types are widened, and rounded at the end."""
+    """The values of `outs` for the arrays and numbers given, by their position: half types are widened, and rounded at the end."""
     values: dict[int, Any] = {}
-    order: dict[int, Symbol] = {}
-    stack = list(outs)
-    while stack:
-        symbol = stack.pop()
-        order[symbol.number] = symbol
-        stack += [a for a in symbol.args if a.number not in order]
     with np.errstate(all="ignore"):
-        for number in sorted(order):
-            values[number] = _value(xp, order[number], values, arrays)
+        for symbol in needed(outs):
+            values[symbol.number] = _value(xp, symbol, values, arrays)
         return [xp.ascontiguousarray(xp.broadcast_to(values[o.number], o.shape)).astype(o.dtype, copy=False) for o in outs]
 
 
@@ -33,8 +28,9 @@ def _value(xp: Any, s: Symbol, values: dict[int, Any], arrays: Mapping[int, Any]
     dtype = FLOAT32 if s.dtype in HALF else s.dtype
     if s.op == "input":
         return arrays[s.value].astype(dtype, copy=False)
-    if s.op == "number":
-        return xp.asarray(np.asarray(s.value, dtype).reshape(1)).reshape(())
+    if s.op in ("number", "given"):
+        value = s.value if s.op == "number" else arrays[s.value]
+        return xp.asarray(np.asarray(value, dtype).reshape(1)).reshape(())
     if s.op == "cast":
         return x[0].astype(dtype)
     if s.op == "spread":

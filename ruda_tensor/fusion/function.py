@@ -5,10 +5,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..devices import Device
 from ..dtypes import FLOAT32, FLOATING, HALF
 from ..kernels.gate import fused
 from ..kernels.generated import run
-from ..operation import Composite, Fused, Primitive, apply, call
+from ..operation import Composite, Fused, Primitive, apply, call, install_generator
 from ..tensor import Tensor
 from .codegen import program
 from .evaluate import evaluate
@@ -18,16 +19,20 @@ MOST_KINDS = 256  # of arguments that a function remembers
 
 
 class Kind:
-    """A function on one kind of arguments: their dtypes and shapes, and the values of those that are no tensors."""
+    """A function on one kind of arguments: what it computes, whatever the numbers.
 
-    def __init__(self, f: Callable, inputs: Sequence[Tensor]) -> None:
-        self.f, self.device = f, inputs[0].device
-        self.examples = [Tensor._wrap(x._data, x.device) for x in inputs]
-        (out,) = Trace(f, self.examples).outs
+    `examples`: for each input an array or a NumPy scalar that has its dtype and shape, or None. `free`: whether the shape
+    is that of the inputs of a call, and not always that of the examples.
+    """
+
+    def __init__(self, f: Callable, examples: Sequence[Any], device: Device, free: bool = False) -> None:
+        self.f, self.device, self.free = f, device, free
+        self.examples = [_without_numbers(x) if isinstance(x, Tensor) else x for x in examples]
+        (out,) = Trace(f, self.examples, device).outs
+        assert out is not None
         self.shape, self.dtype = out.shape, out.dtype
-        self.program, self.reads = program("fused_forward", [out], out.dtype in HALF)
+        self.program, self.reads, self.given = program("fused_forward", [out], out.dtype in HALF)
         self.operations: dict[tuple[bool, ...], Generated] = {}
-        self.examples = [_without_numbers(x) for x in self.examples]
 
     def operation(self, needs: tuple[bool, ...]) -> Generated:
         """The operation whose backward gives the gradients of the inputs marked in `needs`."""
@@ -35,6 +40,11 @@ class Kind:
         if found is None:
             found = self.operations[needs] = Generated(self, needs)
         return found
+
+    def __call__(self, inputs: tuple) -> Tensor:
+        if self.dtype not in FLOATING:
+            inputs = tuple([x.detach() if isinstance(x, Tensor) else x for x in inputs])
+        return call(self.operation(tuple([isinstance(x, Tensor) and x._node is not None for x in inputs])), inputs)
 
 
 def _without_numbers(x: Tensor) -> Tensor:
@@ -67,15 +77,17 @@ class Generated(Composite):
         """The inputs that the derivative reads, found when an operation is recorded for the first time."""
         if self.derivative is None:
             self.derivative = Derivative(self.kind, self.needs)
-        return tuple([self.inputs[i] for i in self.derivative.kept])
+        return self.derivative.keeps
 
     def ahead(self, xp: Any, *arrays: Any) -> Any:
         kind = self.kind
-        found = run(xp, kind.program, kind.shape, [arrays[i] for i in kind.reads])
+        shape = arrays[kind.reads[0]].shape if kind.free else kind.shape
+        found = run(xp, kind.program, shape, [arrays[i] for i in kind.reads], [arrays[i] for i in kind.given])
         return self.plain(xp, *arrays) if found is None else found[0]
 
     def plain(self, xp: Any, *arrays: Any) -> Any:
-        return self.expression(*[Tensor._wrap(a, self.kind.device) for a in arrays])._data
+        device = self.kind.device
+        return self.expression(*[Tensor._wrap(a, device) if isinstance(a, device.array_type) else a for a in arrays])._data
 
     def back(self, xp: Any, g: Any, *kept: Any, needs: tuple[bool, ...]) -> list[Any]:
         assert self.derivative is not None
@@ -90,27 +102,31 @@ class Derivative:
     """
 
     def __init__(self, kind: Kind, needs: tuple[bool, ...]) -> None:
-        outs = iter(Trace(kind.f, kind.examples, needs).outs)
-        self.shape, self.seed = kind.shape, len(needs)
+        outs = iter(Trace(kind.f, kind.examples, kind.device, needs).outs)
+        self.seed = len(needs)
         self.found = [next(outs) if need else None for need in needs]
         for i, (out, x) in enumerate(zip(self.found, kind.examples, strict=True)):
-            if out is not None:
+            if out is not None and not self.is_seed(out.astype(x.dtype)):
                 self.found[i] = out.astype(FLOAT32 if x.dtype in HALF and x.shape != kind.shape else x.dtype)
+            elif out is not None:
+                self.found[i] = out.astype(x.dtype)
         self.outs = [out for out in self.found if out is not None and not self.is_seed(out)]
-        self.program, self.reads = program("fused_backward", self.outs, kind.dtype in HALF)
-        self.kept = tuple([i for i in self.reads if i != self.seed])
+        self.program, self.reads, self.given = program("fused_backward", self.outs, kind.dtype in HALF)
+        self.kept = tuple([i for i in (*self.reads, *self.given) if i != self.seed])
+        self.keeps = tuple([f"x{i}" for i in self.kept])
 
     def is_seed(self, out: Any) -> bool:
         """Whether a gradient is that of the result itself, which is handed on as it is."""
         return out.op == "input" and out.value == self.seed
 
     def __call__(self, xp: Any, g: Any, kept: Sequence[Any]) -> list[Any]:
-        arrays = {**dict(zip(self.kept, kept, strict=True)), self.seed: g}
-        made: list[Any] | None = []
-        if self.outs:
-            made = run(xp, self.program, self.shape, [arrays[i] for i in self.reads])
-            made = evaluate(xp, self.outs, arrays) if made is None else made
-        results = iter(made or ())
+        if not self.outs:
+            return [None if out is None else g for out in self.found]
+        values = {**dict(zip(self.kept, kept, strict=True)), self.seed: g}
+        made = run(xp, self.program, g.shape, [values[i] for i in self.reads], [values[i] for i in self.given])
+        if made is None:
+            made = [xp.broadcast_to(y, g.shape) for y in evaluate(xp, self.outs, values)]
+        results = iter(made)
         return [None if out is None else g if self.is_seed(out) else next(results) for out in self.found]
 
 
@@ -158,11 +174,8 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
         if kind is None:
             if len(kinds) >= MOST_KINDS:
                 kinds.clear()
-            kind = kinds[key] = Kind(_of_tensors(f, args, kwargs), tensors)
-        if kind.dtype not in FLOATING:
-            tensors = [x.detach() for x in tensors]
-        needs = tuple([x._node is not None for x in tensors])
-        return call(kind.operation(needs), tuple(tensors))
+            kind = kinds[key] = Kind(_of_tensors(f, args, kwargs), tensors, tensors[0].device)
+        return kind(tuple(tensors))
 
     return function
 
@@ -193,13 +206,57 @@ def _of_tensors(f: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable:
     return bound
 
 
-@functools.cache
-def _one_kernel(op: Primitive) -> Callable:
-    def function(*inputs: Any, **static: Any) -> Tensor:
-        return apply(op, inputs, static or None)
+_kinds: dict[tuple, Kind | None] = {}  # of primitives
+
+
+def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device) -> Tensor | None:
+    """An elementwise primitive as one kernel forward and one backward; None where it is not elementwise, or kernels are off.
+
+    A kernel is for all shapes, where the inputs have one in common, and all values of the numbers among the inputs.
+    """
+    if not fused():
+        return None
+    marks: list[Any] = []
+    shapes = []
+    for x in inputs:
+        if isinstance(x, Tensor):
+            data = x._data
+            shapes.append(data.shape)
+            marks.append(data.dtype)
+        else:
+            marks.append(None if x is None else int)
+    free = shapes.count(shapes[0]) == len(shapes)
+    key = (op, id(device), *marks, *(() if free else shapes), *(() if static is None else map(_key, static.values())))
+    try:
+        kind = _kinds[key]
+    except KeyError:
+        if len(_kinds) >= MOST_OPERATIONS:
+            _kinds.clear()
+        kind = _kinds[key] = _kind_of(op, inputs, static, device, free)
+    except TypeError:  # a static argument that is no key
+        return None
+    return None if kind is None else kind(inputs)
+
+
+MOST_OPERATIONS = 4096
+
+
+def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device, free: bool) -> Kind | None:
+    real = next(x.dtype for x in inputs if isinstance(x, Tensor))
+    number = (FLOAT32 if real in HALF else real).type
+    examples = [x if x is None or isinstance(x, Tensor) else number(0) for x in inputs]
+
+    def function(*xs: Any) -> Tensor:
+        return apply(op, xs, static)
 
     function.__name__ = op.name
-    return fuse(function)
+    try:
+        if real not in FLOATING and len(examples) > sum(isinstance(x, Tensor) for x in inputs):
+            return None
+        kind = Kind(function, examples, device, free)
+        return kind if kind.reads else None
+    except Exception:  # whatever it needs, the plain body has it, or says better what is wrong
+        return None
 
 
 def generate(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None) -> Tensor:
@@ -207,6 +264,11 @@ def generate(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None)
     for x in inputs:
         if isinstance(x, Tensor):
             if x.device.launches:
-                return _one_kernel(op)(*inputs, **(static or {}))
+                found = generated(op, inputs, static, x.device)
+                if found is not None:
+                    return found
             break
     return apply(op, inputs, static)
+
+
+install_generator(generated)

@@ -135,6 +135,8 @@ class Symbol:
             return self.graph.number(self.value, dtype, self.shape)
         if self.op == "cast" and self.dtype in HALF and self.args[0].dtype == FLOAT32:
             return self.args[0].astype(dtype)
+        if self.op == "cast" and self.dtype == FLOAT32 and dtype in HALF and self.args[0].dtype == dtype:
+            return self.args[0]
         return self.graph.make("cast", (self,), dtype, self.shape)
 
     def view(self, dtype: Any) -> Symbol:

@@ -92,7 +92,7 @@ class Tape:
             self.nodes.append(node)
         return node
 
-    def pull(self, out: Tensor, g: Tensor, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def pull(self, out: Tensor, g: Tensor, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the inputs, each of the broadcast shape or smaller: None where nothing depends on one.
 
         Elementwise rules are linear in g, so what broadcasting has to add up may be added at the end.
@@ -104,7 +104,7 @@ class Tape:
             if node in grads:
                 for parent, gradient in pulled(node, grads.pop(node)):
                     add_to(grads, parent, gradient)
-        return [grads.get(x._node) for x in inputs]
+        return [None if x is None else grads.get(x._node) for x in inputs]
 
 
 def add_to(grads: dict[Recorder, Tensor], node: Recorder, g: Tensor) -> None:
@@ -149,16 +149,24 @@ _PROBE = Primitive("probe", lambda xp, x: x, half="storage", dx=lambda g: g)
 class Trace:
     """A function as expressions: `outs`, of symbols like the inputs."""
 
-    def __init__(self, f: Callable, inputs: Sequence[Tensor], needs: tuple[bool, ...] | None = None) -> None:
-        """Run `f` on symbols like `inputs`; with `needs`, `outs` are the gradients of the inputs marked there (None where
-        nothing depends on one), and the gradient of the result is one input more.
+    def __init__(self, f: Callable, inputs: Sequence[Any], device: Device, needs: tuple[bool, ...] | None = None) -> None:
+        """Run `f` on symbols like `inputs`: tensors, numbers, which a launch gives, and None.
+
+        With `needs`, `outs` are the gradients of the inputs marked there (None where nothing depends on one), and the
+        gradient of the result is one input more.
 
         Errors: FusionError, naming the operation, where f is not elementwise or meets tensors that are not its arguments.
         """
-        graph, device, tape = Graph(), inputs[0].device, Tape()
+        graph, tape = Graph(), Tape()
         place = Symbolic(device, graph)
-        symbols = [graph.make("input", (), x.dtype, x.shape, i) for i, x in enumerate(inputs)]
-        starts = [tape.start(Tensor._wrap(s, place), needs is not None and needs[i]) for i, s in enumerate(symbols)]
+        starts: list[Tensor | None] = []
+        for i, x in enumerate(inputs):
+            if x is None:
+                starts.append(None)
+                continue
+            op = "input" if isinstance(x, Tensor) else "given"
+            symbol = graph.make(op, (), x.dtype, x.shape, i)
+            starts.append(tape.start(Tensor._wrap(symbol, place), needs is not None and needs[i]))
         try:
             out = f(*starts)
             if not isinstance(out, Tensor) or not isinstance(out._data, Symbol):

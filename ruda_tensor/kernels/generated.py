@@ -6,6 +6,7 @@ joined; along the last one an input is read in vectors, is one number, or is gat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +22,19 @@ STORED |= {d: f"{'unsigned' if d.kind == 'u' else 'signed'} {STORED[d]}" for d i
 
 
 class Program:
-    """The lines of a kernel that makes `outs` of `inputs`: `LOADED_j(k)` is number k of input j, `b0.at[k]` that of a result.
+    """The lines of a kernel that makes `outs` of `inputs` and numbers.
 
+    In them `LOADED_j(k)` is number k of input j, `p0` the first of the numbers, and `b0.at[k]` number k of a result.
     `quick`: contraction of products and sums is allowed. `plans` remembers how arrays of some layout are read.
     """
 
-    __slots__ = ("name", "inputs", "outs", "lines", "quick", "plans")
+    __slots__ = ("name", "inputs", "numbers", "outs", "lines", "quick", "plans")
 
     def __init__(
-        self, name: str, inputs: tuple[np.dtype, ...], outs: tuple[np.dtype, ...], lines: tuple[str, ...], quick: bool
+        self, name: str, inputs: tuple[np.dtype, ...], numbers: tuple[np.dtype, ...], outs: tuple[np.dtype, ...],
+        lines: tuple[str, ...], quick: bool,
     ) -> None:
-        self.name, self.inputs, self.outs, self.lines, self.quick = name, inputs, outs, lines, quick
+        self.name, self.inputs, self.numbers, self.outs, self.lines, self.quick = name, inputs, numbers, outs, lines, quick
         self.plans: dict[tuple, tuple | None] = {}
 
 
@@ -96,6 +99,7 @@ def text(program: Program, how: Reading) -> str:
     parameters += ["i64 size", *[f"i64 last{j}" for j in inputs if how.modes[j] == "gather"]]
     parameters += [f"Place n{axis}" for axis in range(how.axes + 1) if how.axes]
     parameters += [f"i64 s{j}_{axis}" for j in inputs for axis in axes]
+    parameters += [f"{CTYPES[d]} p{j}" for j, d in enumerate(program.numbers)]
     lines = [f'#line 1 "{program.name}, generated"', f"typedef {'i64' if how.wide else 'u32'} Place;"]
     lines += [f"#define LOADED_{j}(k) a{j}[i].at[{'0' if how.modes[j] == 'one' else 'k'}]" for j in inputs]
     lines.append(f'extern "C" __global__ void __launch_bounds__(FUSED_THREADS) {program.name}(')
@@ -140,6 +144,7 @@ def kernel(program: Program, how: Reading) -> Kernel:
         gathered, place = how.modes.count("gather"), "q " if how.wide else "I "
         signature = pointers + "q " * (1 + gathered) + place * (how.axes + 1 if how.axes else 0)
         signature += "q " * (how.axes * len(program.inputs))
+        signature += "".join(["d " if d.itemsize == 8 else "f " for d in program.numbers])
         options = () if program.quick else ("--fmad=false",)
         defines = {"VECTOR": how.vector, "BATCH": how.batch}
         if len(_kernels) >= MOST_KERNELS:
@@ -149,21 +154,23 @@ def kernel(program: Program, how: Reading) -> Kernel:
 
 
 def plan(program: Program, shape: tuple[int, ...], arrays: list[Any], addresses: list[int]) -> tuple | None:
-    """(kernel, grid, numbers behind the pointers) for arrays of this layout; None where it is too much for a kernel."""
+    """(kernel, grid, what is said of the layout) for arrays of this layout; None where it is too much for a kernel."""
     size = math.prod(shape)
     sizes, strides = joined(shape, [steps(shape, a) for a in arrays])
     how = reading(program, sizes, strides, addresses)
     grid = ceil_div(size, THREADS * how.vector * how.batch)
     if len(sizes) > MOST_AXES or grid > MOST_BLOCKS:
         return None
-    numbers = [size, *[s[-1] for s, m in zip(strides, how.modes, strict=True) if m == "gather"]]
+    layout = [size, *[s[-1] for s, m in zip(strides, how.modes, strict=True) if m == "gather"]]
     if how.axes:
-        numbers += sizes
-        numbers += [step for s in strides for step in s[:-1]]
-    return kernel(program, how), (grid, 1), tuple(numbers)
+        layout += sizes
+        layout += [step for s in strides for step in s[:-1]]
+    return kernel(program, how), (grid, 1), tuple(layout)
 
 
-def run(xp: Any, program: Program, shape: tuple[int, ...], arrays: list[Any]) -> list[Any] | None:
+def run(
+    xp: Any, program: Program, shape: tuple[int, ...], arrays: list[Any], numbers: Sequence[float] = ()
+) -> list[Any] | None:
     """The results, each of `shape`; None where kernels are off, or where the arrays have too many unlike axes."""
     machine = runtime(xp)
     if machine is None or not fused():
@@ -181,8 +188,8 @@ def run(xp: Any, program: Program, shape: tuple[int, ...], arrays: list[Any]) ->
     found = plans[key]
     if found is None:
         return None
-    launch, grid, numbers = found
-    launch(grid, _BLOCK, *arrays, *outs, *numbers)
+    launch, grid, layout = found
+    launch(grid, _BLOCK, *arrays, *outs, *layout, *numbers)
     return outs
 
 
