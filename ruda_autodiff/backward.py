@@ -7,6 +7,7 @@ its rules have run, so what it kept dies during the walk.
 """
 from __future__ import annotations
 
+from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any
 
@@ -22,6 +23,7 @@ from .gradients import Gradients
 from .tape import Node, _Setting, mode
 
 _wrap = Tensor._wrap
+_HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
 class GraphConsumed(RuntimeError):
@@ -188,7 +190,7 @@ class Walk:
         (kept, extras), static = node.kept
         arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
-        with device.guard():
+        with device.guard() if device.guarded else _HERE:
             result = None
             if device.launches and op.fused is not None:
                 result = op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static)

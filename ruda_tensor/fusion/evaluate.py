@@ -20,7 +20,7 @@ def evaluate(xp: Any, outs: Sequence[Symbol], arrays: Mapping[int, Any]) -> list
     with np.errstate(all="ignore"):
         for symbol in needed(outs):
             values[symbol.number] = _value(xp, symbol, values, arrays)
-        return [xp.ascontiguousarray(xp.broadcast_to(values[o.number], o.shape)).astype(o.dtype, copy=False) for o in outs]
+        return [xp.broadcast_to(values[o.number], o.shape).astype(o.dtype, order="C") for o in outs]
 
 
 def _value(xp: Any, s: Symbol, values: dict[int, Any], arrays: Mapping[int, Any]) -> Any:

@@ -13,6 +13,7 @@ from ..operation import Composite, Fused, Primitive, apply, call, install_genera
 from ..tensor import Tensor
 from .codegen import program
 from .evaluate import evaluate
+from .symbols import FusionError
 from .trace import Trace
 
 MOST_KINDS = 256  # of arguments that a function remembers
@@ -206,15 +207,17 @@ def _of_tensors(f: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable:
     return bound
 
 
-_kinds: dict[tuple, Kind | None] = {}  # of primitives
+_kinds: dict[tuple, Kind] = {}  # of primitives
+_refused: set[Primitive] = set()  # those that are not elementwise
+MOST_OPERATIONS = 4096
 
 
 def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device) -> Tensor | None:
     """An elementwise primitive as one kernel forward and one backward; None where it is not elementwise, or kernels are off.
 
-    A kernel is for all shapes, where the inputs have one in common, and all values of the numbers among the inputs.
+    A kernel is for all shapes, where the inputs have one in common, and for all values of the numbers among the inputs.
     """
-    if not fused():
+    if op in _refused or not fused():
         return None
     marks: list[Any] = []
     shapes = []
@@ -226,23 +229,25 @@ def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, devic
         else:
             marks.append(None if x is None else int)
     free = shapes.count(shapes[0]) == len(shapes)
-    key = (op, id(device), *marks, *(() if free else shapes), *(() if static is None else map(_key, static.values())))
     try:
-        kind = _kinds[key]
-    except KeyError:
-        if len(_kinds) >= MOST_OPERATIONS:
-            _kinds.clear()
-        kind = _kinds[key] = _kind_of(op, inputs, static, device, free)
+        key = (op, id(device), *marks, *(() if free else shapes), *(() if static is None else map(_key, static.values())))
+        kind = _kinds.get(key)
     except TypeError:  # a static argument that is no key
         return None
-    return None if kind is None else kind(inputs)
-
-
-MOST_OPERATIONS = 4096
+    if kind is None:
+        kind = _kind_of(op, inputs, static, device, free)
+        if kind is None:
+            return None
+        if len(_kinds) >= MOST_OPERATIONS:
+            _kinds.clear()
+        _kinds[key] = kind
+    return kind(inputs)
 
 
 def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device, free: bool) -> Kind | None:
     real = next(x.dtype for x in inputs if isinstance(x, Tensor))
+    if real not in FLOATING and not all(isinstance(x, Tensor) for x in inputs):
+        return None  # a number beside integers
     number = (FLOAT32 if real in HALF else real).type
     examples = [x if x is None or isinstance(x, Tensor) else number(0) for x in inputs]
 
@@ -251,11 +256,12 @@ def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device
 
     function.__name__ = op.name
     try:
-        if real not in FLOATING and len(examples) > sum(isinstance(x, Tensor) for x in inputs):
-            return None
         kind = Kind(function, examples, device, free)
         return kind if kind.reads else None
-    except Exception:  # whatever it needs, the plain body has it, or says better what is wrong
+    except FusionError:
+        _refused.add(op)
+        return None
+    except (TypeError, ValueError):  # the plain body says what is wrong with the arguments
         return None
 
 

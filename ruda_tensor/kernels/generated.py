@@ -87,7 +87,7 @@ def reading(program: Program, sizes: list[int], strides: list[list[int]], addres
     ):
         vector = 1
     arrays = sum(m != "one" for m in modes) + len(program.outs)
-    batch = max(1, min(4, 32 // (vector * arrays)))
+    batch = max(1, min(2, 32 // (vector * arrays)))  # more need registers, and move no more
     return Reading(modes, len(sizes) - 1, vector, batch, math.prod(sizes) >= 1 << 31)
 
 
