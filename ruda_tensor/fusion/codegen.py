@@ -41,8 +41,8 @@ def program(name: str, outs: Sequence[Symbol], quick: bool) -> tuple[Program, tu
     places |= {s.number: f"p{place}" for place, s in enumerate(numbers)}
     lines = [f"const {LOCAL[s.dtype]} v{s.number} = {_expression(s, quick, places)};" for s in ordered]
     lines += [_result(k, out) for k, out in enumerate(outs)]
-    kinds = [tuple([s.dtype for s in symbols]) for symbols in (inputs, numbers, outs)]
-    found = Program(name, *kinds, tuple(lines), quick)
+    read, given, made = (tuple([s.dtype for s in symbols]) for symbols in (inputs, numbers, outs))
+    found = Program(name, read, given, made, tuple(lines), quick)
     return found, tuple([s.value for s in inputs]), tuple([s.value for s in numbers])
 
 

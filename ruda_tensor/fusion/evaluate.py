@@ -15,7 +15,7 @@ from .symbols import Symbol
 
 
 def evaluate(xp: Any, outs: Sequence[Symbol], arrays: Mapping[int, Any]) -> list[Any]:
-    """The values of `outs` for the arrays and numbers given, by their position: half types are widened, and rounded at the end."""
+    """The values of `outs` for the arrays and numbers by their position: half types are widened, and rounded at the end."""
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for symbol in needed(outs):

@@ -49,7 +49,8 @@ class Recorder:
     is_leaf = False
 
     def __init__(self, tape: Tape, live: bool, out: Tensor) -> None:
-        self.tape, self.live, self.plan = tape, live, None
+        self.tape, self.live = tape, live
+        self.plan: Any = None
         self.inputs: tuple = ()
         self.static: dict | None = None
         self.out, self.shape, self.dtype = out.detach(), out.shape, out.dtype

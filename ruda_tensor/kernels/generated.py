@@ -125,8 +125,8 @@ def _loads(how: Reading) -> list[str]:
     for j, mode in enumerate(how.modes):
         along = {"vector": f" + {last}", "one": "", "gather": f" + {last} * last{j}"}[mode]
         place = f"x{j}{along}" + "".join(f" + (i64)c{axis} * s{j}_{axis}" for axis in range(how.axes))
-        loaded = {"vector": f"take({place}, size - e)", "one": f"load<1>({place})", "gather": f"gather({place}, last{j}, size - e)"}
-        lines.append(f"a{j}[i] = {loaded[mode]};")
+        loaded = {"vector": "take({}, size - e)", "one": "load<1>({})", "gather": f"gather({{}}, last{j}, size - e)"}[mode]
+        lines.append(f"a{j}[i] = {loaded.format(place)};")
     return [f"        {line}" for line in lines]
 
 
@@ -189,9 +189,17 @@ def run(
     if found is None:
         return None
     launch, grid, layout = found
+    if numbers:
+        numbers = [_held(value, d) for value, d in zip(numbers, program.numbers, strict=True)]
     launch(grid, _BLOCK, *arrays, *outs, *layout, *numbers)
     return outs
 
 
+def _held(value: float, dtype: np.dtype) -> float:
+    """A number as the dtype has it: infinite where it is too large for float32."""
+    return math.copysign(math.inf, value) if dtype.itemsize == 4 and abs(value) > _LARGEST else value
+
+
+_LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = (THREADS, 1)
 MOST_PLANS = 256

@@ -15,6 +15,8 @@ NOT_OPERATIONS = {
     "tensor", "asarray", "from_dlpack", "empty", "empty_like",
     # devices and dtypes
     "default_device", "set_default_device",
+    # functions of functions
+    "fuse",
     "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__",
 }
 

@@ -102,7 +102,9 @@ UNARY = [
     rt.leaky_relu, rt.log, rt.log1p, rt.logsigmoid, rt.mish, rt.reciprocal, rt.relu, rt.relu6, rt.round, rt.rsqrt, rt.sigmoid,
     rt.sign, rt.signbit, rt.softplus, rt.sqrt, rt.square, rt.tanh, rt.trunc,
 ]  # fmt: skip
-BINARY = [rt.add, rt.divide, rt.maximum, rt.minimum, rt.less, rt.equal, rt.atan2, rt.copysign, rt.hypot, rt.logaddexp, rt.multiply]
+BINARY = [
+    rt.add, rt.atan2, rt.copysign, rt.divide, rt.equal, rt.hypot, rt.less, rt.logaddexp, rt.maximum, rt.minimum, rt.multiply,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [rt.float64, rt.float32] if ALL else [rt.float32], ids=str)
