@@ -7,6 +7,7 @@ its rules have run, so what it kept dies during the walk.
 """
 from __future__ import annotations
 
+from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any
 
@@ -23,6 +24,7 @@ from .gradients import Gradients
 from .tape import Node, _Setting, mode
 
 _wrap = Tensor._wrap
+_HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
 class GraphConsumed(RuntimeError):
@@ -213,7 +215,7 @@ class Walk:
             )
         (kept, extras), static = node.kept
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
-        with device.guard():
+        with device.guard() if device.guarded else _HERE:
             result, fused = None, op.fused if device.launches else None
             spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
             if spend:

@@ -26,6 +26,7 @@ from .dtypes import UINT16 as uint16
 from .dtypes import UINT32 as uint32
 from .dtypes import UINT64 as uint64
 from .dtypes import FloatDType
+from .fusion import fuse
 from .inspection import *  # noqa: F403
 from .kernels.gate import use_fused
 from .kernels.gemm import use_tf32
@@ -94,9 +95,9 @@ from .creation import tensor  # isort: skip  (the submodule of that name is not 
 
 __all__ = [
     "CaptureError", "Cpu", "Cuda", "CudaDevice", "Device", "FloatDType", "GraphOp", "KernelError", "NoUsableGpu",
-    "StaticGraph", "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "inf", "int8",
-    "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16", "uint32",
-    "uint64", "use_fused", "use_tf32",
+    "StaticGraph", "Tensor", "bfloat16", "bool", "default_device", "e", "float16", "float32", "float64", "fuse", "inf",
+    "int8", "int16", "int32", "int64", "linalg", "nan", "newaxis", "pi", "random", "set_default_device", "uint8", "uint16",
+    "uint32", "uint64", "use_fused", "use_tf32",
 ]  # fmt: skip
 __all__ += creation.__all__
 __all__ += inspection.__all__

@@ -128,7 +128,7 @@ def to_host(array: Any) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     refuse_while_capturing("reading values on the host", "return the tensor from the step, and read it after replay")
-    return cupy().asnumpy(array)
+    return cupy().asnumpy(array) if is_cupy_array(array) else array.host()
 
 
 def cuda_index(array: Any) -> int:

@@ -24,6 +24,7 @@ class Device:
     index = 0
     guarded = False  # True where operations must run inside `guard()`
     launches = False  # True where operations try their CUDA kernels first
+    symbolic = False  # True where arrays are expressions (see ruda_tensor/fusion)
     xp: Any
     array_type: Any
     float_dtype: np.dtype

@@ -129,6 +129,14 @@ class Variadic(Primitive):
         self.memory_bound, self.keeps_inputs = memory_bound, keeps_inputs
 
 
+_generator: list[Callable] = []
+
+
+def install_generator(generated: Callable) -> None:
+    """Called once by `ruda_tensor.fusion`: what makes one kernel of an elementwise primitive, or returns None."""
+    _generator.append(generated)
+
+
 def apply(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None) -> Tensor:
     """Run a primitive: unwrap, compute, repair 0-d results, and record where some input is tracked."""
     node = device = None
@@ -150,9 +158,13 @@ def apply(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None) ->
             arrays.append(x)
         bit += bit
     dtype = None
-    if halves and op.computes:
-        arrays, dtype = widen(arrays)
     assert device is not None, f"{op.name}: no tensor among the inputs"
+    if halves and op.computes:
+        if device.launches and _generator and (node is None or not node.expands()):
+            found = _generator[0](op, inputs, static, device)
+            if found is not None:
+                return found
+        arrays, dtype = widen(arrays)
     if device.guarded:
         with device.guard():
             data = op.forward(device.xp, *arrays, **(static or {}))
@@ -311,8 +323,14 @@ def run_composite(op: Composite, device: Any, arrays: list, static: dict[str, An
 
     On a GPU the kernel is asked first.
     """
+    if device.symbolic:
+        tensors = [Tensor._wrap(a, device) if isinstance(a, device.array_type) else a for a in arrays]
+        return op.expression(*tensors, **static)._data, ()
     if device.launches and op.fused is not None:
-        with device.guard():
+        if device.guarded:
+            with device.guard():
+                found = op.fused.forward(device.xp, *arrays, **static)
+        else:
             found = op.fused.forward(device.xp, *arrays, **static)
         if found is not None:
             return (found[0], found[1:]) if isinstance(found, tuple) else (found, ())

@@ -22,6 +22,11 @@ def install_tape(make_leaf: Callable) -> None:
     _leaf_maker["make"] = make_leaf
 
 
+def leaf_maker() -> Callable | None:
+    """What `install_tape` was given, or None where there is no tape."""
+    return _leaf_maker["make"]
+
+
 def common_device(name: str, a: Device, b: Device) -> Device:
     """Return the device of two operands, or raise where they are on different ones."""
     if a != b:

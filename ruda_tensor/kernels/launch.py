@@ -183,10 +183,10 @@ def substitute(other: Runtime) -> Iterator[None]:
         _current.remove(other)
 
 
-def program(source: str, defines: dict[str, Any]) -> str:
-    """The text to compile: the definitions, then the source with its headers."""
+def program(source: str, defines: dict[str, Any], text: str = "") -> str:
+    """The text to compile: the definitions, then the source with its headers, then what was generated."""
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + _source(source)
+    return head + _source(source) + text
 
 
 @functools.cache
@@ -199,20 +199,21 @@ class Kernel:
 
     `signature` has one code of the module `struct` per parameter, or a number of bytes for a struct passed by value:
     `"P P q i f"`. Arguments for P are arrays or None. A grid without blocks is not launched. `shared` is the dynamic
-    shared memory of a block, in bytes.
+    shared memory of a block, in bytes. `text` is a generated kernel, which stands behind the source.
     """
 
-    __slots__ = ("source", "name", "defines", "options", "shared", "packer", "pointers", "bound")
+    __slots__ = ("source", "name", "defines", "options", "shared", "text", "packer", "pointers", "bound")
 
     def __init__(
-        self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = (), shared: int = 0
+        self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = (), shared: int = 0,
+        text: str = "",
     ) -> None:
         codes = signature.split()
         wrong = [c for c in codes if c not in _CODES and not c.rstrip("s").isdigit()]
         if wrong:
             raise ValueError(f"{name}: the signature has {wrong}; known are {', '.join(sorted(_CODES))} and sizes as '64s'")
         self.source, self.name, self.defines, self.options = source, name, defines, options
-        self.shared = shared
+        self.shared, self.text = shared, text
         self.packer = struct.Struct("@" + "".join(codes)).pack
         self.pointers = tuple(i for i, code in enumerate(codes) if code == "P")
         self.bound: dict[tuple[int, int], Any] = {}
@@ -241,7 +242,7 @@ class Kernel:
 
     def compile(self, machine: Runtime) -> Any:
         """Compile for the current device and keep the result."""
-        handle = machine.load(program(self.source, self.defines), self.name, self.options, self.shared)
+        handle = machine.load(program(self.source, self.defines, self.text), self.name, self.options, self.shared)
         self.bound[id(machine), machine.device()] = handle
         return handle
 

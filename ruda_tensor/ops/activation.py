@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOATING
+from ..fusion.function import generate
 from ..kernels import pointwise as kernels
 from ..operation import Composite, Fused, Primitive, apply, call
 from ..tensor import Tensor
@@ -21,7 +22,7 @@ from ._pointwise import pointwise
 from ._select import choose, drop, keep, keep_positive, keep_positive_forward
 from .arithmetic import numeric
 from .compare import clip, minimum
-from .transcendental import erfc, exp, tanh
+from .transcendental import erfc, exp
 
 __all__ = [
     "elu", "gelu", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu", "relu6", "sigmoid", "silu", "softplus",
@@ -54,7 +55,7 @@ def sigmoid(x: Any, /) -> Tensor:
     >>> rt.sigmoid(rt.tensor([-1000.0, 0.0, 1000.0], device=rt.Cpu())).numpy()
     array([0. , 0.5, 1. ], dtype=float32)
     """
-    return apply(_sigmoid, (floating(x, "sigmoid"),))
+    return generate(_sigmoid, (floating(x, "sigmoid"),))
 
 
 def logsigmoid(x: Any, /) -> Tensor:
@@ -64,7 +65,7 @@ def logsigmoid(x: Any, /) -> Tensor:
     >>> rt.logsigmoid(rt.tensor([-300.0, 0.0], dtype=rt.float64, device=rt.Cpu())).numpy()
     array([-300.        ,   -0.69314718])
     """
-    return apply(_logsigmoid, (floating(x, "logsigmoid"),))
+    return generate(_logsigmoid, (floating(x, "logsigmoid"),))
 
 
 def softplus(x: Any, /, beta: float = 1.0) -> Tensor:
@@ -76,7 +77,7 @@ def softplus(x: Any, /, beta: float = 1.0) -> Tensor:
     >>> rt.softplus(rt.tensor([-300.0, 0.0, 25.0], dtype=rt.float64, device=rt.Cpu()), beta=5.0).numpy()
     array([ 0.        ,  0.13862944, 25.        ])
     """
-    return apply(_softplus, (floating(x, "softplus"),), {"beta": _positive(beta, "softplus", "beta")})
+    return generate(_softplus, (floating(x, "softplus"),), {"beta": _positive(beta, "softplus", "beta")})
 
 
 def _positive(value: Any, name: str, what: str) -> float:
@@ -160,7 +161,7 @@ def leaky_relu(x: Any, /, negative_slope: float = 0.01) -> Tensor:
     >>> rt.leaky_relu(rt.tensor([-2.0, 3.0], device=rt.Cpu()), 0.5).numpy()
     array([-1.,  3.], dtype=float32)
     """
-    return apply(_leaky_relu, (floating(x, "leaky_relu"),), {"slope": float(negative_slope)})
+    return generate(_leaky_relu, (floating(x, "leaky_relu"),), {"slope": float(negative_slope)})
 
 
 def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
@@ -172,7 +173,7 @@ def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
     >>> rt.elu(rt.tensor([-1.0, 3.0], dtype=rt.float64, device=rt.Cpu())).numpy()
     array([-0.63212056,  3.        ])
     """
-    return apply(_elu, (floating(x, "elu"),), {"alpha": float(alpha)})
+    return generate(_elu, (floating(x, "elu"),), {"alpha": float(alpha)})
 
 
 def _times(xp: Any, x: Any, y: Any, out: Any) -> None:
@@ -245,6 +246,23 @@ def silu(x: Any, /) -> Tensor:
     return call(_silu[x.device.launches], (x,))
 
 
+def _mish_forward(xp: Any, x: Any) -> Any:
+    """tanh(log(1 + e)) = n / (n + 2) with e = exp(x) and n = e (e + 2): 1 in every float type beyond x = 20."""
+    e = xp.exp(xp.minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+def _mish_slope(x: Tensor) -> Tensor:
+    e = exp(clip(x, None, 20.0))
+    n = e * (e + 2.0)
+    r = 1.0 / (n + 2.0)
+    return n * r + x * (e * (e + 1.0) * 4.0 * r * r)
+
+
+_mish = Primitive("mish", _mish_forward, poles=True, dx=lambda g, x: g * _mish_slope(x))
+
+
 def mish(x: Any, /) -> Tensor:
     """Return x tanh(softplus(x)) elementwise (Misra 2019, Mish, eq. 1).
 
@@ -252,5 +270,4 @@ def mish(x: Any, /) -> Tensor:
     >>> rt.mish(rt.tensor([-1.0, 1.0], dtype=rt.float64, device=rt.Cpu())).numpy()
     array([-0.30340146,  0.86509839])
     """
-    x = floating(x, "mish")
-    return x * tanh(softplus(x))
+    return generate(_mish, (floating(x, "mish"),))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL, FLOATING, HALF, INTEGER, weak_result
+from ..fusion.function import generate
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
 from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, pair, ready, scalar_of
@@ -328,7 +329,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
         low = cast(low, x.dtype)
         if isinstance(high, Tensor):
             check_broadcast(low.shape, high.shape, "clip")
-    return apply(_clip, (x, low, high))
+    return generate(_clip, (x, low, high))
 
 
 def _bound(x: Tensor, bound: Any) -> tuple[Tensor, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT32, HALF
+from ..fusion.function import fuse
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair
@@ -48,10 +49,10 @@ def _reduced(losses: Tensor, reduction: str, dtype: np.dtype) -> Tensor:
     return cast(losses, dtype)
 
 
-def _pointwise(name: str, loss: Callable[..., Tensor], x: Any, y: Any, reduction: str) -> Tensor:
+def _pointwise(name: str, loss: Callable[..., Tensor], x: Any, y: Any, reduction: str, *settings: Any) -> Tensor:
     check_reduction(reduction, name)
     x, y = _operands(x, y, name)
-    return _reduced(loss(single(x), single(y)), reduction, x.dtype)
+    return _reduced(loss(x, y, *settings), reduction, x.dtype)
 
 
 def _squared_forward(xp: Any, x: Any, y: Any) -> Any:
@@ -68,6 +69,11 @@ _squared_error = Primitive(
 )
 
 
+@fuse
+def _squared_errors(x: Tensor, y: Tensor) -> Tensor:
+    return apply(_squared_error, (single(x), single(y)))
+
+
 def mse(prediction: Tensor, target: Any, /, *, reduction: str = "mean") -> Tensor:
     """Return the mean (or sum, or each) of (prediction - target)^2.
 
@@ -77,7 +83,12 @@ def mse(prediction: Tensor, target: Any, /, *, reduction: str = "mean") -> Tenso
     >>> rt.mse(rt.tensor([1.0, 2.0], device=rt.Cpu()), rt.tensor([1.0, 4.0], device=rt.Cpu())).item()
     2.0
     """
-    return _pointwise("mse", lambda x, y: apply(_squared_error, (x, y)), prediction, target, reduction)
+    return _pointwise("mse", _squared_errors, prediction, target, reduction)
+
+
+@fuse
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return magnitude(subtract(single(x), single(y)))
 
 
 def mae(prediction: Tensor, target: Any, /, *, reduction: str = "mean") -> Tensor:
@@ -89,7 +100,7 @@ def mae(prediction: Tensor, target: Any, /, *, reduction: str = "mean") -> Tenso
     >>> rt.mae(rt.tensor([1.0, 2.0], device=rt.Cpu()), rt.tensor([1.0, 4.0], device=rt.Cpu())).item()
     1.0
     """
-    return _pointwise("mae", lambda x, y: magnitude(subtract(x, y)), prediction, target, reduction)
+    return _pointwise("mae", _distances, prediction, target, reduction)
 
 
 def _smooth_forward(xp: Any, x: Any, y: Any, *, beta: float) -> Any:
@@ -110,6 +121,11 @@ _smooth_l1 = Primitive(
 )
 
 
+@fuse
+def _smooth_errors(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    return apply(_smooth_l1, (single(x), single(y)), {"beta": beta})
+
+
 def smooth_l1(prediction: Tensor, target: Any, /, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
     """Return the mean (or sum, or each) of d^2 / (2 beta) where |d| < beta, else |d| - beta/2; d = prediction - target.
 
@@ -125,8 +141,12 @@ def smooth_l1(prediction: Tensor, target: Any, /, *, beta: float = 1.0, reductio
     """
     if not 0 <= beta < math.inf:
         raise ValueError(f"smooth_l1: beta must be a finite number >= 0, got {beta!r}; beta=0 gives the absolute error")
-    loss = lambda x, y: apply(_smooth_l1, (x, y), {"beta": float(beta)})
-    return _pointwise("smooth_l1", loss, prediction, target, reduction)
+    return _pointwise("smooth_l1", _smooth_errors, prediction, target, reduction, float(beta))
+
+
+@fuse
+def _huber_errors(x: Tensor, y: Tensor, delta: float) -> Tensor:
+    return multiply(apply(_smooth_l1, (single(x), single(y)), {"beta": delta}), delta)
 
 
 def huber(prediction: Tensor, target: Any, /, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
@@ -142,8 +162,7 @@ def huber(prediction: Tensor, target: Any, /, *, delta: float = 1.0, reduction: 
     """
     if not 0 < delta < math.inf:
         raise ValueError(f"huber: delta must be a finite number > 0, got {delta!r}; rt.mae gives the absolute error")
-    loss = lambda x, y: multiply(apply(_smooth_l1, (x, y), {"beta": float(delta)}), float(delta))
-    return _pointwise("huber", loss, prediction, target, reduction)
+    return _pointwise("huber", _huber_errors, prediction, target, reduction, float(delta))
 
 
 def _binary_forward(xp: Any, x: Any, y: Any, positive: Any) -> Any:
@@ -171,6 +190,11 @@ def _binary_dy(g: Tensor, x: Tensor, positive: Tensor | None) -> Tensor:
 _binary = Primitive("binary_cross_entropy_with_logits", _binary_forward, dx=_binary_dx, dy=_binary_dy)
 
 
+@fuse
+def _binary_losses(x: Tensor, y: Tensor, positive: Tensor | None) -> Tensor:
+    return apply(_binary, (single(x), single(y), positive))
+
+
 def binary_cross_entropy_with_logits(
     logits: Tensor, target: Any, /, *, pos_weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
@@ -190,7 +214,7 @@ def binary_cross_entropy_with_logits(
         logits = floating(logits, name)
         pos_weight = cast(as_tensor(pos_weight, logits, name).detach(), FLOAT32 if logits.dtype in HALF else logits.dtype)
         check_broadcast(logits.shape, pos_weight.shape, name)
-    return _pointwise(name, lambda x, y: apply(_binary, (x, y, pos_weight)), logits, target, reduction)
+    return _pointwise(name, _binary_losses, logits, target, reduction, pos_weight)
 
 
 LEAST = 1e-12  # what a probability is divided by at least, so that the gradient is finite
@@ -213,6 +237,13 @@ _floor_log1m = Primitive(
 )
 
 
+@fuse
+def _probability_losses(p: Tensor, t: Tensor) -> Tensor:
+    p, t = single(p), single(t)
+    hit, miss = apply(_floor_log, (p,)), apply(_floor_log1m, (p,))
+    return negative(add(multiply(t, hit), multiply(subtract(1.0, t), miss)))
+
+
 def binary_cross_entropy(probability: Tensor, target: Any, /, *, reduction: str = "mean") -> Tensor:
     """Return the mean (or sum, or each) of -t log p - (1 - t) log(1 - p) for probabilities p from 0 to 1.
 
@@ -225,12 +256,7 @@ def binary_cross_entropy(probability: Tensor, target: Any, /, *, reduction: str 
     >>> rt.binary_cross_entropy(rt.tensor([0.0, 0.5], device=rt.Cpu()), 1.0, reduction="none").numpy()
     array([100.       ,   0.6931472], dtype=float32)
     """
-
-    def loss(p: Tensor, t: Tensor) -> Tensor:
-        hit, miss = apply(_floor_log, (p,)), apply(_floor_log1m, (p,))
-        return negative(add(multiply(t, hit), multiply(subtract(1.0, t), miss)))
-
-    return _pointwise("binary_cross_entropy", loss, probability, target, reduction)
+    return _pointwise("binary_cross_entropy", _probability_losses, probability, target, reduction)
 
 
 def _relative_entropy_forward(xp: Any, log_q: Any, p: Any) -> Any:
@@ -260,6 +286,11 @@ _relative_entropy = Primitive(
 )
 
 
+@fuse
+def _relative_entropies(log_q: Tensor, p: Tensor) -> Tensor:
+    return apply(_relative_entropy, (single(log_q), single(p)))
+
+
 def kl_div(log_prediction: Tensor, target: Any, /, *, axis: int = -1, reduction: str = "mean") -> Tensor:
     """Return the relative entropy sum p (log p - log q) along `axis` of targets p from predictions log q.
 
@@ -276,5 +307,5 @@ def kl_div(log_prediction: Tensor, target: Any, /, *, axis: int = -1, reduction:
     check_reduction(reduction, "kl_div")
     log_q, p = _operands(log_prediction, target, "kl_div")
     axis = normalize_axis(axis, log_q.ndim, "kl_div")
-    terms = apply(_relative_entropy, (single(log_q), single(p)))
+    terms = _relative_entropies(log_q, p)
     return _reduced(add_up(terms, axis=axis), reduction, log_q.dtype)

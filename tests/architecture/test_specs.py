@@ -14,7 +14,9 @@ NOT_OPERATIONS = {
     # making tensors from other things
     "tensor", "asarray", "from_dlpack", "empty", "empty_like",
     # devices, dtypes and settings
-    "default_device", "set_default_device", "use_tf32",
+    "default_device", "set_default_device", "use_fused", "use_tf32",
+    # functions of functions
+    "fuse",
     "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__",
 }
 

@@ -221,7 +221,8 @@ static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); re
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
-#define __expf expf  // the C library has a function of that name
+#define __expf expf  // the C library has functions of these names
+#define __logf logf
 static inline float normcdff(float x) { return (float)(0.5 * erfc(-(double)x * 0.7071067811865476)); }
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }
 

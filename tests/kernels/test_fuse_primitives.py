@@ -1,0 +1,142 @@
+"""Primitives as generated kernels: those of several calls, and all elementwise ones of half tensors."""
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import ruda_tensor as rt
+from ruda_autodiff import HigherDerivativeUnsupported, grad, record
+from ruda_autodiff.backward import backward
+from ruda_tensor.fusion import function
+from ruda_tensor.kernels import generated
+from ruda_tensor.kernels.gate import use_fused
+from ruda_tensor.kernels.launch import HITS
+from ruda_tensor.operation import Primitive, apply
+
+from ._hooks import launching, seed_of
+
+HALF = {rt.float16: 2.0**-11, rt.bfloat16: 2.0**-8}
+ONE = Counter({"fused_forward": 1})
+BOTH = Counter({"fused_forward": 1, "fused_backward": 1})
+
+
+@pytest.fixture(params=["shim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request, monkeypatch):
+    with launching(request.param, monkeypatch) as device:
+        yield device
+
+
+def draw(device, dtype, *shapes):
+    rng = np.random.default_rng(0)
+    return [rt.tensor(rng.standard_normal(s) * 2, dtype=dtype, device=device) for s in shapes]
+
+
+def launched(f, *xs):
+    before = Counter(HITS)
+    y = f(*xs)
+    return y, Counter(HITS) - before
+
+
+OPERATIONS = {
+    "add": lambda x, y: x + y, "multiply": lambda x, y: x * y, "divide": lambda x, y: x / (y * y + 1.0),
+    "number": lambda x, y: x * 2.5, "number first": lambda x, y: 1.0 - x, "exp": lambda x, y: rt.exp(x),
+    "clip": lambda x, y: rt.clip(x, -1.0, 1.5), "clip by one": lambda x, y: rt.clip(x, max=0.5), "pow": lambda x, y: x**3,
+    "maximum": lambda x, y: rt.maximum(x, y), "atan2": lambda x, y: rt.atan2(x, y), "elu": lambda x, y: rt.elu(x, 0.7),
+    "compare": lambda x, y: x > y, "sigmoid": lambda x, y: rt.sigmoid(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_halves_are_read_and_written_once_and_rounded_once(name, dtype, place):
+    f, xs = OPERATIONS[name], draw(place, dtype, (5, 33), (5, 33))
+    leaves = [x.require_grad() for x in xs]
+    y, kernels = launched(f, *leaves)
+    several = 3 if name == "divide" else 1
+    assert kernels == Counter({"fused_forward": several})
+    with use_fused(False), record(order=2):
+        wide = [x.astype(rt.float64).require_grad() for x in xs]
+        exact = f(*wide)
+    a, e = y.astype(rt.float64).numpy(), exact.astype(rt.float64).numpy()
+    assert np.all(np.abs(a - e) <= several * 1.01 * HALF[dtype] * np.abs(e) + 2e-7)
+    assert y.is_require_grad() == exact.is_require_grad()
+    if y.is_require_grad():
+        seed = seed_of(y)
+        found, kernels = launched(lambda: backward(y, seed=seed))
+        assert set(kernels) <= {"fused_backward", "fused_forward"}
+        with use_fused(False):
+            expected = backward(exact, seed=seed.astype(rt.float64))
+        for x, z in zip(leaves, wide, strict=True):
+            assert (found.get(x) is None) == (expected.get(z) is None)
+            if found.get(x) is not None:
+                a, e = found[x].astype(rt.float64).numpy(), expected[z].numpy()
+                assert found[x].dtype == dtype and np.all(np.abs(a - e) <= 4 * HALF[dtype] * (np.abs(e) + np.abs(e).max() / 8))
+
+
+def test_one_kernel_is_for_all_shapes_and_all_numbers(place, monkeypatch):
+    (x,) = draw(place, rt.bfloat16, (64, 64))
+    x * 2.5, x[:5, :8].copy() * 2.5
+    made = []
+    monkeypatch.setattr(function, "Kind", lambda *a: made.append(a))
+    monkeypatch.setattr(generated, "kernel", lambda *a: made.append(a))
+    for number in (3, 0.1, -7.25, 0.0, 1e300):
+        with np.errstate(over="ignore"):
+            expected = (x.numpy().astype(np.float32) * np.float32(number)).astype(x.dtype)
+        assert (x * number).numpy().tobytes() == expected.tobytes()
+    assert not made
+
+
+def test_broadcast_halves_give_gradients_of_their_own_shape(place):
+    x, row, column = (t.require_grad() for t in draw(place, rt.bfloat16, (300, 40), (40,), (300, 1)))
+    y = x * row + column
+    g = backward(y, seed=rt.full(y.shape, 1.0, dtype=rt.bfloat16, device=place))
+    np.testing.assert_allclose(g[row].astype(rt.float64).numpy(), x.astype(rt.float64).numpy().sum(0), rtol=5e-3, atol=0.05)
+    assert (g[column].astype(rt.float32).numpy() == 40).all() and g[column].shape == (300, 1)
+    np.testing.assert_array_equal(g[x].numpy(), np.broadcast_to(row.numpy(), (300, 40)))
+
+
+def test_float32_operations_of_several_calls_are_one_kernel_each_way(place):
+    x, y = (t.require_grad() for t in draw(place, rt.float32, (5, 33), (5, 33)))
+    for f in (rt.softplus, rt.sigmoid, rt.logsigmoid, rt.elu, rt.leaky_relu, rt.mish, rt.tanh, rt.erf, rt.erfc, rt.rsqrt,
+              lambda x: rt.clip(x, -1, 1), lambda x: rt.logaddexp(x, y), rt.relu6):  # fmt: skip
+        out, kernels = launched(f, x)
+        assert kernels == ONE
+        _, kernels = launched(lambda out=out: backward(out, seed=seed_of(out)))
+        assert kernels == Counter({"fused_backward": 1})
+    for f in (rt.mse, rt.mae, rt.huber, rt.smooth_l1, rt.binary_cross_entropy_with_logits):
+        out, kernels = launched(lambda f=f: backward(f(x, y), seed=rt.ones((), dtype=rt.float32, device=place)))
+        assert kernels == BOTH
+
+
+def test_what_is_not_elementwise_stays_as_it_is(place):
+    (x,) = draw(place, rt.bfloat16, (6, 6))
+    for f in (lambda x: x @ x, lambda x: rt.max(x, axis=1), lambda x: rt.cumulative_sum(x, axis=1)):
+        _, kernels = launched(f, x)
+        assert "fused_forward" not in kernels
+    with pytest.raises(ValueError, match="do not broadcast"):
+        x + x[:4]
+
+
+def test_second_derivatives_and_the_switch(place):
+    (x,) = draw(place, rt.bfloat16, (3, 8))
+    with use_fused(False):
+        _, kernels = launched(lambda: rt.exp(x) * x)
+    assert not kernels
+    second = grad(lambda x: rt.sum(grad(lambda x: rt.sum(x * x * x))(x)))(x)
+    np.testing.assert_allclose(second.astype(rt.float32).numpy(), 6 * x.astype(rt.float32).numpy(), rtol=0.03)
+    with pytest.raises(HigherDerivativeUnsupported, match="multiply"):
+        (x.require_grad() * 3.0).sum().backward(order=2)
+
+
+def test_a_primitive_of_one_s_own_is_generated_too(place):
+    softsign = Primitive("softsign", lambda xp, x: x / (1.0 + xp.abs(x)), dx=lambda g, x: g / (1.0 + rt.abs(x)) ** 2)
+    (x,) = draw(place, rt.float16, (4, 9))
+    leaf = x.require_grad()
+    y, kernels = launched(lambda: apply(softsign, (leaf,)))
+    assert kernels == ONE and y._node.op.name == "softsign"
+    g, kernels = launched(lambda: backward(y, seed=seed_of(y)))
+    assert kernels == Counter({"fused_backward": 1})
+    x, seed = x.numpy().astype(float), seed_of(y).numpy().astype(float)
+    np.testing.assert_allclose(g[leaf].numpy(), seed / (1 + np.abs(x)) ** 2, rtol=2e-3, atol=1e-6)
