@@ -41,8 +41,7 @@ def _backward(
 ) -> tuple:
     """With a = gelu(h): dw2 = a.T g, dh = (g w2.T) gelu'(h), dw1 = x.T dh, dx = dh w1.T. h is kept and a made again.
 
-    A kernel makes a from h in the time it takes to read one and write the other, and a kept would double what the
-    operation remembers.
+    The kernel that makes dh has h at hand and writes a beside it; a kept would double what the operation remembers.
     """
     a, slope = pointwise(xp, gelu_tanh_body, (h.astype(g.dtype, copy=False),), outs=2)
     rows = merged(g)
@@ -71,29 +70,22 @@ def _fused_forward(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, residual
 
 
 def _fused_backward(xp: Any, g: Any, x: Any, w1: Any, w2: Any, h: Any, *, needs: tuple, storage: Any) -> tuple | None:
-    if g.dtype != storage or h.dtype != storage:
+    if g.dtype != storage or h.dtype != storage or not fused():
         return None
-    a = kernels.activation_forward(xp, "gelu_tanh", h) if needs[3] else None
-    if a is None and needs[3]:
+    found = columns.activation_again(xp, "gelu_tanh", product(xp, g, w2.T), h, (needs[3], needs[2]))
+    if found is None:
         return None
-    found = gemm.gelu_gradient(xp, g, w2, h, False)
-    dh = kernels.activation_backward(xp, "gelu_tanh", product(xp, g, w2.T), h) if found is None else found[0]
-    if dh is None:
-        return None
+    a, dh, db1 = found
     dx = product(xp, dh, w1.T) if needs[0] else None
     dw1 = product(xp, merged(x).T, merged(dh)) if needs[1] else None
     dw2 = product(xp, merged(a).T, merged(g)) if needs[3] else None
-    db1, db2 = (_sums(xp, t) if need else None for t, need in ((dh, needs[2]), (g, needs[4])))
+    db2 = columns.sum_columns(xp, g, g.shape[-1], g.dtype) if needs[4] else None
     return dx, dw1, db1, dw2, db2, g if needs[5] else None
-
-
-def _sums(xp: Any, g: Any) -> Any:
-    return columns.sum_columns(xp, g, g.shape[-1], g.dtype)
 
 
 _feed_forward = Composite(
     "feed_forward", _expression, _forward, _backward, keeps="x w1 w2", memory_bound=False,
-    fused=Fused("activation.cu", _fused_forward, _fused_backward),
+    fused=Fused("columns.cu", _fused_forward, _fused_backward),
 )  # fmt: skip
 
 
