@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -23,8 +24,8 @@ FEED = ((4, 3, 16), (16, 40), (40,), (40, 24), (24,))
 NARROW = ((5, 16), (16, 24), (24, 8))
 
 
-def feed(d, x, w1, b1, w2, b2, r=None):
-    return rt.feed_forward(x, w1, b1, w2, b2, residual=r)
+def feed(d, x, w1, b1, w2, b2, r=None, activation="gelu_tanh"):
+    return rt.feed_forward(x, w1, b1, w2, b2, activation=activation, residual=r)
 
 
 CASES = {  # the kernels are those of halves, with cuBLASLt
@@ -41,6 +42,12 @@ CASES = {  # the kernels are those of halves, with cuBLASLt
     "feed_forward + residual": Case(
         feed, (*FEED, (4, 3, 24)), ("matmul_gelu_aux_bias", "matmul_bias"), ("activation_again", *SUMS)
     ),
+    **{
+        f"feed_forward, {kind}": Case(
+            partial(feed, activation=kind), FEED, ("matmul_bias", "activation_forward"), ("activation_again", *SUMS)
+        )
+        for kind in ("relu", "gelu", "silu")
+    },
     "feed_forward, no bias": Case(
         lambda d, x, w1, w2: rt.feed_forward(x, w1, None, w2, None), NARROW, ("matmul_gelu_aux", "matmul_none"),
         ("activation_again",),
