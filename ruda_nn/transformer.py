@@ -43,8 +43,9 @@ class FeedForward(Module):
     def forward(self, x: rt.Tensor, residual: rt.Tensor | None = None) -> rt.Tensor:
         first, second = self.linear1, self.linear2
         drops = self.training and self.dropout > 0
-        if self.activation == "gelu_tanh" and not drops and type(first) is type(second) is Linear:
-            return rt.feed_forward(x, first.weight, first.bias, second.weight, second.bias, residual=residual)
+        if self.activation in ACTIVATIONS and not drops and type(first) is type(second) is Linear:
+            weights = first.weight, first.bias, second.weight, second.bias
+            return rt.feed_forward(x, *weights, activation=self.activation, residual=residual)
         x = first(x)
         if self.activation == "swiglu":
             gate, x = rt.chunk(x, 2, axis=-1)

@@ -28,9 +28,7 @@ _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEAD = 3, 4, 7, 8, 11, 
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 _IN_COMPUTE_TYPE = 2  # cublasLtReductionScheme_t; products that are not split are always among the candidates
-EPILOGUES = {  # cublasLtEpilogue_t
-    "none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164, "dgelu": 192, "dgelu_bgrad": 208, "bgrad": 256,
-}  # fmt: skip
+EPILOGUES = {"none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164}  # cublasLtEpilogue_t
 WORKSPACE = 32 << 20  # what cuBLAS itself takes on Hopper; with less, some of its kernels are out of reach
 MOST_PLANS = 4096
 
@@ -257,9 +255,8 @@ class Problem(NamedTuple):
 class Plan:
     """A product ready to start. cuBLASLt is column-major and sees every matrix transposed: out.T = y.T @ x.T.
 
-    So its A is our y, its B our x, and its D has our n columns as rows: along them a bias runs, with them the sums over
-    k of A (`bgrad`) are counted, and their number is the leading dimension of the auxiliary matrix. Belongs to one thread,
-    for the arguments are changed in place.
+    So its A is our y, its B our x, and its D has our n columns as rows: along them a bias runs, and their number is the
+    leading dimension of D and of the auxiliary matrix. Belongs to one thread, for the arguments are changed in place.
     """
 
     def __init__(self, owner: Machine, problem: Problem, bias: int, aux: int) -> None:

@@ -4,8 +4,8 @@ CuPy multiplies batches of float16 at the float32 rate, refuses batches of bfloa
 batches, and cannot be captured, so cuBLASLt is called here (`blaslt.py`). Views cost nothing: a transposed matrix is passed
 as a flag, a batch that shares one matrix as a stride of 0, and a batch of rows that share a weight is one large product.
 
-An epilogue is work that cuBLASLt does on a product while it is still in registers: adding a bias, gelu, its derivative,
-the sums that a bias gradient is. Functions with one return None where kernels are off (`use_fused(False)`) or the library
+An epilogue is work that cuBLASLt does on a product while it is still in registers: adding a bias, gelu. Functions with one,
+and those that start their sums from a given matrix, return None where kernels are off (`use_fused(False)`) or the library
 has none for these dtypes and sizes; the caller then does the same with a product and kernels of ours. All results are the
 same bits in every run: see `blaslt.py`.
 """
@@ -143,7 +143,7 @@ class _Recipe:
             m, count, a = m * count, 1, Operand(False, a.lead, 0)
         compute = COMPUTE_64F if x.dtype == FLOAT64 else COMPUTE_TF32 if x.dtype == FLOAT32 and _tf32.get() else COMPUTE_32F
         self.problem = Problem(m, n, k, count, a, b, x.dtype, dtype, compute, epilogue, added, (low & -low) or 16)
-        if owner is not None and not (epilogue == "bgrad" and b.transposed):  # its sums are along the rows of y alone
+        if owner is not None:
             plan = Plan(owner, self.problem, bias, aux)
             self.plan = plan if plan.found else None
 
@@ -209,7 +209,7 @@ def _extended(
 ) -> Any:
     """x @ y with an epilogue, plus `added` (out itself, or an array like it), for a 2-D y; or None.
 
-    bias is read or written as the epilogue has it, and so is aux; both have the dtype of x.
+    The epilogue reads bias and writes aux; both have the dtype of x.
     """
     owner = machine(xp)
     if owner is None or not fused() or x.dtype != y.dtype:
@@ -222,7 +222,7 @@ def _extended(
     plan = recipe.plan
     if plan is None:
         return None
-    if True in recipe.copies or plan.problem.batch > 1:  # an epilogue that sums or keeps has one matrix to do it for
+    if True in recipe.copies or plan.problem.batch > 1:  # an auxiliary matrix has the rows of one product
         if x.flags.c_contiguous and y.flags.c_contiguous:
             return None
         x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
@@ -262,26 +262,6 @@ def affine_gelu(xp: Any, x: Any, w: Any, bias: Any = None) -> Any:
     return None if out is None else (out, h)
 
 
-def gelu_gradient(xp: Any, g: Any, w: Any, h: Any, sums: bool) -> Any:
-    """(dh, its sums over all rows or None) for dh = (g @ w.T) gelu'(h) in the tanh form, of halves; or None."""
-    n = w.shape[0]
-    owner = machine(xp)
-    if owner is None or g.dtype not in HALF or n % AUX_MULTIPLE or not _fits(g.dtype, h):
-        return None
-    columns = owner.empty((n,), g.dtype) if sums else None
-    dh = _extended(xp, g, w.T, "dgelu_bgrad" if sums else "dgelu", bias=columns, aux=h)
-    return None if dh is None else (dh, columns)
-
-
-def weight_gradient(xp: Any, x: Any, g: Any, sums: bool, total: Any = None) -> Any:
-    """(dw, db) for dw = x.T @ g over all rows and db = the sums of g over them; or None.
-
-    With `total`, a gradient that is there already, dw is added to it in place and is `total`.
-    """
-    owner = machine(xp)
-    if owner is None:
-        return None
-    x, g = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, g))
-    columns = owner.empty((g.shape[1],), g.dtype) if sums else None
-    dw = _extended(xp, x.T, g, "bgrad" if sums else "none", bias=columns, added=total, out=total)
-    return None if dw is None else (dw, columns)
+def accumulate(xp: Any, x: Any, y: Any, total: Any) -> bool:
+    """Add x @ y to `total` in place, in one rounding; False where nothing was done."""
+    return _fits(x.dtype, total) and _extended(xp, x, y, "none", added=total, out=total) is not None

@@ -1,127 +1,138 @@
-"""feed_forward: two affine maps with a gelu between them, as one operation where there are kernels."""
+"""feed_forward: two affine maps with an activation between them, as one operation where there are kernels."""
 from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import FLOATING, HALF
+from ..dtypes import FLOATING
 from ..kernels import columns, gemm
 from ..kernels import pointwise as kernels
 from ..kernels.gate import fused
 from ..operation import Composite, Fused, call, round_to
 from ..tensor import Tensor
 from ._common import as_tensor
-from ._gelu import gelu_tanh_body
+from ._gelu import gelu_body, gelu_tanh_body, silu_body
 from ._pointwise import pointwise
+from ._select import keep_positive_forward
 from ._sums import total
-from .activation import gelu
+from .activation import gelu, relu, silu
 from .matmul import affine, check_linear, linear, merged, product
 
 __all__ = ["feed_forward"]
 
+_ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh"), "silu": silu}
+_BODIES = {"gelu": gelu_body, "gelu_tanh": gelu_tanh_body, "silu": silu_body}
+
 
 def _expression(
-    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, residual: Tensor | None, storage: Any = None
-) -> Tensor:
-    return linear(gelu(linear(x, w1, b1), approximate="tanh"), w2, b2, residual=residual)
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, residual: Tensor | None, activation: str,
+    storage: Any = None,
+) -> Tensor:  # fmt: skip
+    return linear(_ACTIVATIONS[activation](linear(x, w1, b1)), w2, b2, residual=residual)
 
 
-def _stored(a: Any, storage: Any) -> Any:
-    return a if a.dtype == storage else round_to(a, storage)
+def _activate(xp: Any, activation: str, h: Any) -> tuple[Any, Any]:
+    """f(h) and its slope; for relu, whose gradient is a choice and no product, the slope is None."""
+    return (xp.maximum(h, 0), None) if activation == "relu" else pointwise(xp, _BODIES[activation], (h,), outs=2)
 
 
-def _forward(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, residual: Any, *, storage: Any) -> tuple:
-    """The result, and h = x w1 + b1 in the storage dtype. gelu sees h unrounded, the second product gelu rounded."""
+def _rounded(a: Any, storage: Any) -> Any:
+    """The values that an array has once it is stored, in its own dtype."""
+    return a if a.dtype == storage else round_to(a, storage).astype(a.dtype)
+
+
+def _forward(
+    xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, residual: Any, *, activation: str, storage: Any
+) -> tuple:
+    """The result, and h = x w1 + b1 in the storage dtype. f sees h unrounded, the second product f(h) rounded."""
     h = affine(xp, x, w1, b1)
-    a = pointwise(xp, gelu_tanh_body, (h,), outs=2)[0]
-    return affine(xp, _stored(a, storage).astype(a.dtype, copy=False), w2, b2, residual), _stored(h, storage)
+    a = _rounded(_activate(xp, activation, h)[0], storage)
+    return affine(xp, a, w2, b2, residual), h if h.dtype == storage else round_to(h, storage)
 
 
 def _backward(
-    xp: Any, g: Any, x: Any, w1: Any, w2: Any, h: Any, *, needs: tuple, storage: Any
+    xp: Any, g: Any, x: Any, w1: Any, w2: Any, h: Any, *, needs: tuple, activation: str, storage: Any
 ) -> tuple:
-    """With a = gelu(h): dw2 = a.T g, dh = (g w2.T) gelu'(h), dw1 = x.T dh, dx = dh w1.T. h is kept and a made again.
+    """With a = f(h): dw2 = a.T g, dh = (g w2.T) f'(h), dw1 = x.T dh, dx = dh w1.T. h is kept and a made again.
 
-    A kernel makes a from h in the time it takes to read one and write the other, and a kept would double what the
-    operation remembers.
+    The kernel that makes dh has h at hand and writes a beside it; a kept would double what the operation remembers.
     """
-    a, slope = pointwise(xp, gelu_tanh_body, (h.astype(g.dtype, copy=False),), outs=2)
-    rows = merged(g)
-    dw2 = product(xp, merged(_stored(a, storage).astype(a.dtype, copy=False)).T, rows) if needs[3] else None
-    db2 = total(xp, rows, (0,), False) if needs[4] else None
+    a, slope = _activate(xp, activation, h.astype(g.dtype, copy=False))
     dh = product(xp, g, w2.T)
-    dh *= slope
-    wide = merged(dh)
+    dh = keep_positive_forward(xp, dh, a) if slope is None else dh * slope
+    rows, wide = merged(g), merged(dh)
     dx = product(xp, dh, w1.T) if needs[0] else None
     dw1 = product(xp, merged(x).T, wide) if needs[1] else None
     db1 = total(xp, wide, (0,), False) if needs[2] else None
+    dw2 = product(xp, merged(_rounded(a, storage)).T, rows) if needs[3] else None
+    db2 = total(xp, rows, (0,), False) if needs[4] else None
     return dx, dw1, db1, dw2, db2, g if needs[5] else None
 
 
-def _fused_forward(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, residual: Any, *, storage: Any) -> tuple | None:
-    both = gemm.affine_gelu(xp, x, w1, b1)
-    if both is None:  # no such epilogue for these sizes: a product, and a kernel
-        if storage not in HALF or not fused():
+def _fused_forward(
+    xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, residual: Any, *, activation: str, storage: Any
+) -> tuple | None:
+    both = gemm.affine_gelu(xp, x, w1, b1) if activation == "gelu_tanh" else None
+    if both is None:  # no such epilogue: a product, and a kernel
+        if not fused() or x.size == 0:
             return None
         h = affine(xp, x, w1, b1)
-        a = kernels.activation_forward(xp, "gelu_tanh", h)
+        a = kernels.activation_forward(xp, activation, h)
         if a is None:
             return None
         both = a, h
     return affine(xp, both[0], w2, b2, residual), both[1]
 
 
-def _fused_backward(xp: Any, g: Any, x: Any, w1: Any, w2: Any, h: Any, *, needs: tuple, storage: Any) -> tuple | None:
-    if g.dtype != storage or h.dtype != storage:
+def _fused_backward(
+    xp: Any, g: Any, x: Any, w1: Any, w2: Any, h: Any, *, needs: tuple, activation: str, storage: Any
+) -> tuple | None:
+    if g.dtype != storage or h.dtype != storage or h.size == 0 or not fused():
         return None
-    a = kernels.activation_forward(xp, "gelu_tanh", h) if needs[3] else None
-    if a is None and needs[3]:
+    found = columns.activation_again(xp, activation, product(xp, g, w2.T), h, (needs[3], needs[2]))
+    if found is None:
         return None
-    found = gemm.gelu_gradient(xp, g, w2, h, False)
-    dh = kernels.activation_backward(xp, "gelu_tanh", product(xp, g, w2.T), h) if found is None else found[0]
-    if dh is None:
-        return None
+    a, dh, db1 = found
     dx = product(xp, dh, w1.T) if needs[0] else None
     dw1 = product(xp, merged(x).T, merged(dh)) if needs[1] else None
     dw2 = product(xp, merged(a).T, merged(g)) if needs[3] else None
-    db1, db2 = (_sums(xp, t) if need else None for t, need in ((dh, needs[2]), (g, needs[4])))
+    db2 = columns.sum_columns(xp, g, g.shape[-1], g.dtype) if needs[4] else None
     return dx, dw1, db1, dw2, db2, g if needs[5] else None
-
-
-def _sums(xp: Any, g: Any) -> Any:
-    return columns.sum_columns(xp, g, g.shape[-1], g.dtype)
 
 
 _feed_forward = Composite(
     "feed_forward", _expression, _forward, _backward, keeps="x w1 w2", memory_bound=False,
-    fused=Fused("activation.cu", _fused_forward, _fused_backward),
+    fused=Fused("columns.cu", _fused_forward, _fused_backward),
 )  # fmt: skip
 
 
 def feed_forward(
-    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, /, *, residual: Tensor | None = None
-) -> Tensor:
-    """Return gelu(x w1 + b1) w2 + b2, plus `residual` where one is given, with gelu in its tanh form.
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, /, *, activation: str = "gelu_tanh",
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return f(x w1 + b1) w2 + b2, plus `residual` where one is given: the feed-forward part of a transformer layer.
 
-    Shapes: x [..., d_in], w1 [d_in, d_ff], b1 [d_ff] (or None), w2 [d_ff, d_out], b2 [d_out] (or None), residual and the
-    result [..., d_out]. The feed-forward part of a transformer layer. On a GPU it is three steps instead of seven: bias and
-    gelu are done as the first product leaves the registers, the residual is what the second one starts from, and backward
-    keeps only x w1 + b1. Half types are rounded where something is stored: gelu's result, and the whole.
+    `activation` f is "relu", "gelu", "gelu_tanh" or "silu". Shapes: x [..., d_in], w1 [d_in, d_ff], b1 [d_ff] (or None),
+    w2 [d_ff, d_out], b2 [d_out] (or None), residual and the result [..., d_out]. On a GPU bias and gelu_tanh are computed
+    as the first product leaves the registers, the second one starts from the residual, and backward keeps x w1 + b1 but not
+    f of it. Half types are rounded where something is stored: x w1 + b1 beside f, its result, and the whole.
 
-    Errors: ValueError where the sizes do not fit.
+    Errors: ValueError where the sizes do not fit, or for another activation.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.3.
 
     >>> import ruda_tensor as rt
     >>> x, w1, w2 = (rt.ones(shape, device=rt.Cpu()) for shape in ((1, 2), (2, 3), (3, 1)))
-    >>> round(rt.feed_forward(x, w1, None, w2, None, residual=rt.ones((1, 1), device=rt.Cpu())).item(), 4)
-    6.8638
+    >>> rt.feed_forward(x, w1, None, w2, None, activation="relu", residual=rt.ones((1, 1), device=rt.Cpu())).item()
+    7.0
     """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"feed_forward: activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
     x, w1, w2 = (as_tensor(t, None, "feed_forward") for t in (x, w1, w2))
     check_linear(x.shape, w1.shape, None if b1 is None else b1.shape)
     check_linear((*x.shape[:-1], w1.shape[1]), w2.shape, None if b2 is None else b2.shape)
     if residual is not None and residual.shape != (*x.shape[:-1], w2.shape[1]):
-        return _expression(x, w1, b1, w2, b2, residual)  # which refuses it
+        return _expression(x, w1, b1, w2, b2, residual, activation)  # which refuses it
     tensors = [t for t in (x, w1, b1, w2, b2, residual) if t is not None]
     alike = all(isinstance(t, Tensor) and t.dtype == x.dtype for t in tensors) and x.dtype in FLOATING and x.ndim > 1
     if not (x.device.launches and alike):
-        return _expression(x, w1, b1, w2, b2, residual)
-    return call(_feed_forward, (x, w1, b1, w2, b2, residual), {"storage": x.dtype})
+        return _expression(x, w1, b1, w2, b2, residual, activation)
+    return call(_feed_forward, (x, w1, b1, w2, b2, residual), {"activation": activation, "storage": x.dtype})

@@ -95,7 +95,7 @@ def matmul(x: Tensor, y: Tensor, /) -> Tensor:
 
     Shapes [..., m, k] and [..., k, n] give [..., m, n]; the leading axes broadcast. A 1-D `x` is a row and a 1-D `y` a
     column whose axis is dropped from the result. Half types accumulate in float32 and round once. float32 stays full
-    float32 on a GPU (no TF32).
+    float32 on a GPU, outside `use_tf32`.
 
     Errors: ValueError for a 0-d operand or contracted sizes that differ; TypeError for bools.
 

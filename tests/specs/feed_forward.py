@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import special
 
 import ruda_tensor as rt
 
@@ -13,8 +14,20 @@ def reference(x, w1, b1, w2, b2, residual=0.0):
     return h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2 @ w2 + b2 + residual
 
 
+def erf_gelu(h):
+    return h * special.ndtr(h)
+
+
 def inputs(*shapes):
     return lambda rng: tuple(rng.standard_normal(shape) * 0.7 for shape in shapes)
+
+
+def off_the_kink(rng):
+    """Inputs whose x w1 + b1 are not near 0, where relu has no slope."""
+    while True:
+        x, w1, *rest = inputs((4, 3), *SHAPES)(rng)
+        if np.abs(x @ w1 + rest[0]).min() > 0.02:
+            return x, w1, *rest
 
 
 SHAPES = (3, 4), (4,), (4, 2), (2,)
@@ -29,4 +42,16 @@ ROWS = [
         lambda x, w1, w2: reference(x, w1, 0.0, w2, 0.0), tag="no-bias",
     ),
     Spec("feed_forward", lambda *a: rt.feed_forward(*a), inputs((3,), *SHAPES), reference, tag="row"),
+    Spec(
+        "feed_forward", lambda *a: rt.feed_forward(*a, activation="gelu"), inputs((4, 3), *SHAPES),
+        lambda x, w1, b1, w2, b2: erf_gelu(x @ w1 + b1) @ w2 + b2, tag="gelu",
+    ),
+    Spec(
+        "feed_forward", lambda *a: rt.feed_forward(*a, activation="silu"), inputs((4, 3), *SHAPES),
+        lambda x, w1, b1, w2, b2: (h := x @ w1 + b1) * special.expit(h) @ w2 + b2, tag="silu",
+    ),
+    Spec(
+        "feed_forward", lambda *a: rt.feed_forward(*a, activation="relu"), off_the_kink,
+        lambda x, w1, b1, w2, b2: np.maximum(x @ w1 + b1, 0) @ w2 + b2, tag="relu",
+    ),
 ]  # fmt: skip

@@ -187,6 +187,7 @@ X = rt.zeros((2, 3), device=CPU)
         (lambda: rt.linear(X, rt.zeros((3, 2)), rt.zeros((1, 2))), ValueError, "do not fit"),
         (lambda: rt.linear(X, X.mT, residual=rt.zeros(2)), ValueError, r"residual \(2,\) does not fit the result \(2, 2\)"),
         (lambda: rt.feed_forward(X, X.mT, None, X.mT, None), ValueError, "do not fit"),
+        (lambda: rt.feed_forward(X, X.mT, None, X, None, activation="tanh"), ValueError, "one of relu, .* got 'tanh'"),
         (lambda: rt.feed_forward(X, X.mT, None, X, None, residual=rt.zeros(3)), ValueError, "nothing broadcasts"),
         (lambda: rt.vecdot(X, rt.zeros(2)), ValueError, "must be equal"),
         (lambda: rt.vecdot(X, rt.tensor(1.0)), ValueError, "holds no vector"),
