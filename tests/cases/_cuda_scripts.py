@@ -25,14 +25,14 @@ def streams() -> None:
     for i in range(100):
         with a:
             x = rt.full((64, n // 64), float(i), device=GPU)
-            batch = next(batches)
+            (batch,) = next(batches)
             made = a.record()
         b.wait_event(made)
         with b:
             leaf = x.require_grad()
             y = leaf
             for _ in range(6):
-                y = rt.silu_mul(rt.rms_norm(y), y * 0.0 + 2.0)
+                y = rt.silu_mul(rt.rms_norm(y, eps=1e-5), y * 0.0 + 2.0)
             g = leaf.grad(rt.sum(y * 0.0 + leaf * batch).backward())
             seen = [rt.mean(leaf.detach()), rt.mean(g), rt.max(rt.abs(y.detach()))]
             done = b.record()
@@ -72,7 +72,7 @@ def threads() -> None:
     over = threading.Event()
 
     def free() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             GPU.xp.get_default_memory_pool().free_all_blocks()
 
     workers = [threading.Thread(target=lambda i=i: found.update({i: _losses(i, weights)})) for i in range(8)]
