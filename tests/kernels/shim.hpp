@@ -154,9 +154,8 @@ template <class V> V __shfl_xor_sync(unsigned mask, V value, int lanes) {
 }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
-static inline float __fdividef(float a, float b) { return a / b; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 #define __expf expf  // the C library has a function of that name
-static inline float normcdff(float x) { return (float)(0.5 * erfc(-(double)x * 0.7071067811865476)); }
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }
 
 // IEEE half precision, to nearest with ties to even.
