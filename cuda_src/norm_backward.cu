@@ -1,6 +1,6 @@
 // layer_norm and rms_norm (RMS 1), backward. A block takes every gridDim-th group of rows and keeps the column sums of
 // its rows in registers (WEIGHT 1: of g y, BIAS 1: of g); column_finish adds the blocks. DX 0 leaves dx out; ADD 1 adds
-// the gradient `residual`, which reaches x on another way, before dx is rounded.
+// the gradient `residual` of type ADDED, which reaches x on another way, before dx is rounded.
 // With y = (x - mean - shift) r and h = g w:  dx = r (h - mean(h) - y mean(h y)); rms_norm has no mean(h).
 #include "norm.cuh"
 
@@ -35,8 +35,8 @@ struct Statistics { Real mean, shift, scale; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_backward(
     const T* __restrict__ g, const T* __restrict__ x, const W* __restrict__ weight, const Real* __restrict__ mean,
-    const Real* __restrict__ shift, const Real* __restrict__ scale, const T* __restrict__ residual, T* __restrict__ dx,
-    Real* __restrict__ partial, i64 rows, int n, Real inverse
+    const Real* __restrict__ shift, const Real* __restrict__ scale, const ADDED* __restrict__ residual,
+    T* __restrict__ dx, Real* __restrict__ partial, i64 rows, int n, Real inverse
 ) {
     SCRATCH;
     Reducer<Real, GROUP> reduce(scratch);
@@ -71,7 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
             then = Statistics{RMS ? Real(0) : mean[next], RMS ? Real(0) : shift[next], scale[next]};
         }
 #if ADD
-        KEPT(rs);
+#if ITEMS
+        Pack<ADDED, VECTOR> rs[ITEMS];
+#endif
         FILL(rs, residual + row * n);
 #endif
         const Real m = now.mean, r = now.scale, lift = -now.shift * r;

@@ -46,6 +46,7 @@ from .ops import norm as _norm
 from .ops import pool as _pool
 from .ops import reduce as _reduce
 from .ops import resample as _resample
+from .ops import residual as _residual
 from .ops import scan as _scan
 from .ops import sets as _sets
 from .ops import shape as _shape
@@ -72,6 +73,7 @@ from .ops.norm import *  # noqa: F403
 from .ops.pool import *  # noqa: F403
 from .ops.reduce import *  # noqa: F403
 from .ops.resample import *  # noqa: F403
+from .ops.residual import *  # noqa: F403
 from .ops.scan import *  # noqa: F403
 from .ops.sets import *  # noqa: F403
 from .ops.shape import *  # noqa: F403
@@ -109,6 +111,7 @@ __all__ += _norm.__all__
 __all__ += _pool.__all__
 __all__ += _reduce.__all__
 __all__ += _resample.__all__
+__all__ += _residual.__all__
 __all__ += _scan.__all__
 __all__ += _sets.__all__
 __all__ += _shape.__all__

@@ -239,11 +239,13 @@ class Fused(NamedTuple):
 
     A body returns None where its kernel does not take these arrays, or where kernels are off: then the plain body runs.
     It gets half arrays as they are. Both forwards keep the same residuals, so any forward goes with any backward.
+    `adds`: the backward takes `add=`, the gradient that the first input has got so far, and answers with their sum.
     """
 
     sources: str
     forward: Callable
     backward: Callable
+    adds: bool = False
 
 
 class Composite:

@@ -24,9 +24,12 @@ def _forward(dtype: np.dtype, weights: np.dtype, stay: Stay, rms: int, add: int 
 
 
 @functools.cache
-def _backward(dtype: np.dtype, weights: np.dtype, stay: Stay, rms: int, needs: tuple, add: int = 0) -> Kernel:
+def _backward(
+    dtype: np.dtype, weights: np.dtype, stay: Stay, rms: int, needs: tuple, added: np.dtype | None = None
+) -> Kernel:
     real = "d" if dtype == np.float64 else "f"
-    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **stay.defines(), "RMS": rms, "ADD": add}
+    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **stay.defines(), "RMS": rms}
+    defines |= {"ADD": int(added is not None), "ADDED": CTYPES[dtype if added is None else added]}
     flags = {"DX": int(needs[0]), "WEIGHT": int(needs[1]), "BIAS": int(needs[2])}
     return Kernel("norm_backward.cu", "norm_backward", f"P P P P P P P P P q i {real}", defines | flags)
 
@@ -90,7 +93,7 @@ def _run_backward(
         return None
     if weight is None and needs[2] and x.dtype != real:
         return None  # the bias may be float32, and only the dtype of the weight says so
-    if add is not None and (add.dtype != x.dtype or add.shape != x.shape or not needs[0]):
+    if add is not None and (add.dtype not in (x.dtype, real) or add.shape != x.shape or not needs[0]):
         return None
     shape, sizes = x.shape, x.shape[x.ndim - axes :]
     g, x, weight, mean, shift, scale, add = contiguous(xp, g, x, weight, mean, shift, scale, add)
@@ -105,7 +108,7 @@ def _run_backward(
         flags = (bool(needs[0]), fused and bool(needs[1]), fused and bool(needs[2]))
         grid = stay.grid(rows, processors(xp), _STAY if columns else 1)
         partial = xp.empty((grid[0], columns * n), real) if fused and columns else None
-        kernel = _backward(x.dtype, dtype, stay, rms, flags, int(add is not None))
+        kernel = _backward(x.dtype, dtype, stay, rms, flags, None if add is None else add.dtype)
         arrays = (g, x, weight, mean, shift, scale, add, dx, partial)
         kernel(grid, stay.plan.block(), *arrays, rows, n, 1 / n)
     dw = db = None
@@ -125,7 +128,7 @@ def layer_backward(
 ) -> Any:
     """(dx, dweight, dbias), each None where it is not needed; None where the gate is shut.
 
-    `add`, a gradient that reaches x on another way, is added to dx before that is rounded.
+    `add`, a gradient that reaches x on another way, is added to dx before that is rounded; it may be float32 beside halves.
     """
     return _run_backward(xp, g, x, weight, mean, shift, scale, needs, axes, 0, add)
 

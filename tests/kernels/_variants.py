@@ -25,7 +25,7 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
         flags = (True, held, held)
         for add, what in ((0, ""), (1, " of a sum")):
             yield f"layer_norm forward{what}, {where}", norms._forward(dtype, dtype, stay, 0, add)
-            yield f"layer_norm backward{what}, {where}", norms._backward(dtype, dtype, sums, 0, flags, add)
+            yield f"layer_norm backward{what}, {where}", norms._backward(dtype, dtype, sums, 0, flags, dtype if add else None)
         yield f"rms_norm backward, {where}", norms._backward(dtype, dtype, sums, 1, (*flags[:2], False))
         yield f"softmax forward, {where}", softmax._kernel("softmax_forward", "P P q i", dtype, forward, 0)
         back = row_plan(n, vector, 4 * vector)
