@@ -41,24 +41,24 @@ class Trial(NamedTuple):
 
 
 def stays(
-    n: int, vector: int, plans: list[tuple[int, int]], residents: tuple[int, ...], ahead: tuple[bool, ...] = (True,)
+    n: int, vector: int, arrays: int, plans: list[tuple[int, int]], residents: tuple[int, ...], stages: tuple[int, ...]
 ) -> Iterator[Stay]:
-    """Plans of (vectors per thread, rows per block) with every number of resident threads that they can fill."""
+    """Plans of (vectors per thread, rows per block) with numbers of resident threads that they can fill."""
     for items, rows in plans:
         plan = row(n, vector, items, rows)
         size = plan.group * plan.rows
-        found = {max(1, resident // size) * size for resident in residents}
-        for resident in sorted(found):
-            for flag in ahead:
-                yield Stay(plan, resident, flag)
+        for resident in sorted({max(1, resident // size) * size for resident in residents}):
+            for stage in stages:
+                if stage < 2 or stage * arrays * items * size * 16 <= 40_000:
+                    yield Stay(plan, resident, stage)
 
 
 def describe(stay: Stay) -> str:
     plan = stay.plan
-    return f"{plan.group} x {plan.items}, {plan.rows} rows, {stay.resident} resident{', ahead' if stay.ahead else ''}"
+    return f"{plan.group} x {plan.items}, {plan.rows} rows, {stay.resident} resident, {stay.stages} stages"
 
 
-def norm_trials(cp: Any, dtype: Any, n: int, forward: list[tuple[int, int]], backward: list[tuple[int, int]]) -> Iterator[Trial]:
+def norm_trials(cp: Any, dtype: Any, n: int, forward: tuple, backward: tuple) -> Iterator[Trial]:
     vector, w = 16 // dtype.itemsize, random(cp, n, dtype)
     count = sets_for(ROWS * n * dtype.itemsize)
     xs, gs = ([random(cp, (ROWS, n), dtype) for _ in range(count)] for _ in range(2))
@@ -75,18 +75,22 @@ def norm_trials(cp: Any, dtype: Any, n: int, forward: list[tuple[int, int]], bac
         return norms.layer_backward(cp, gs[i], xs[i], w, *kept[1:], needs=(True, True, True), **STATIC)
 
     where = f"{n} {dtype}"
-    for stay in stays(n, vector, forward, (768, 1024, 1536, 2048), (True, False)):
+    for stay in stays(n, vector, 1, *forward):
         kernel = norms._forward(dtype, dtype, stay, 0)
         yield Trial(f"layer_norm forward {where}", describe(stay), install("norm_plan", stay), go, 2 * moved, (kernel,), count)
-    for stay in stays(n, vector, backward, (256, 512, 768, 1024)):
+    for stay in stays(n, vector, 2, *backward):
         kernel = norms._backward(dtype, dtype, stay, 0, (True, True, True))
         yield Trial(f"layer_norm backward {where}", describe(stay), install("sums_plan", stay), back, 3 * moved, (kernel,), count)
 
 
 def norms_family(cp: Any) -> Iterator[Trial]:
-    yield from norm_trials(cp, BFLOAT16, 768, [(3, 4), (3, 8), (1, 1)], [(3, 4), (3, 8), (1, 1)])
-    yield from norm_trials(cp, BFLOAT16, 4096, [(1, 1), (2, 1), (4, 1)], [(1, 1), (2, 1)])
-    yield from norm_trials(cp, FLOAT32, 4096, [(2, 1), (4, 1)], [(1, 1), (2, 1), (4, 1)])
+    warps, few = [(3, 4), (3, 6)], (384, 512, 576)
+    yield from norm_trials(cp, BFLOAT16, 768, (warps, (512, 576, 768, 1024), (1, 2, 3)), (warps, few, (1, 2, 3)))
+    yield from norm_trials(cp, BFLOAT16, 768, ([(1, 1)], (1152, 1536), (1, 2, 3)), ([(1, 1)], (960, 1152), (1, 2)))
+    blocks = [(2, 1), (1, 1)]
+    yield from norm_trials(cp, BFLOAT16, 4096, (blocks, (768, 1024, 1280, 1536), (1, 2, 3)), (blocks, (512, 768, 1024), (1, 2)))
+    yield from norm_trials(cp, FLOAT32, 768, ([(6, 4), (2, 1)], (512, 768), (0, 1, 2)), ([(6, 4), (2, 1)], (384, 576), (1,)))
+    yield from norm_trials(cp, FLOAT32, 4096, ([(4, 1), (2, 1)], (768, 1024), (0, 1, 2)), ([(2, 1), (1, 1)], (512, 1024), (1,)))
 
 
 def columns_trials(cp: Any, dtype: Any, n: int) -> Iterator[Trial]:
@@ -108,7 +112,7 @@ def columns_trials(cp: Any, dtype: Any, n: int) -> Iterator[Trial]:
     shapes = [(32, 8, 4), (32, 8, 8), (128, 2, 2), (128, 2, 4), (128, 2, 8)]
     for name, (times, kind, run) in runs.items():
         for wide, tall, batch in shapes:
-            for share in (8, 16) if name == "bias_activation_forward" else (4, 8):
+            for share in (8, 16, 32) if name == "bias_activation_forward" else (4, 6, 8):
                 tile = columns.Tile(wide, tall, batch, share)
                 kernel = columns._kernel(name, dtype, dtype, vector, kind, tile)
                 way = f"{wide} x {tall}, {batch} rows, {share} blocks"
@@ -169,10 +173,10 @@ def optimizer_trials(cp: Any, dtype: Any) -> Iterator[Trial]:
             way = f"{vector} numbers, {batch} vectors"
             yield Trial(f"adamw {dtype}", way, install, step, 28 * size)
             yield Trial(f"adamw clipped {dtype}", way, install, clipped, (28 + dtype.itemsize) * size)
-    for batch in (2, 4, 8):
-        for threads in (256, 512):
-            install = functools.partial(install_optimizer, _STATISTICS_BATCH=batch, _STATISTICS_THREADS=threads)
-            yield Trial(f"statistics {dtype}", f"{threads} threads, {batch} vectors", install, report, dtype.itemsize * size)
+    for batch in (4, 8):
+        for run in (8192, 16384, 32768, 65536):
+            install = functools.partial(install_optimizer, _STATISTICS_BATCH=batch, STATISTICS_RUN=run)
+            yield Trial(f"statistics {dtype}", f"{batch} vectors, {run} numbers", install, report, dtype.itemsize * size)
 
 
 def optimizer_family(cp: Any) -> Iterator[Trial]:

@@ -33,6 +33,10 @@ DEVICE void write_sums(const Reals (&sums)[ITEMS], Real* part, int n) {
 
 struct Statistics { Real mean, shift, scale; };
 
+DEVICE Statistics statistics(const Real* mean, const Real* shift, const Real* scale, i64 row) {
+    return {RMS ? Real(0) : mean[row], RMS ? Real(0) : shift[row], scale[row]};
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_backward(
     const T* __restrict__ g, const T* __restrict__ x, const W* __restrict__ weight, const Real* __restrict__ mean,
     const Real* __restrict__ shift, const Real* __restrict__ scale, const ADDED* __restrict__ residual,
@@ -46,30 +50,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
 #if ITEMS && BIAS
     Reals db[ITEMS] = {};
 #endif
-    KEPT(xs);
-    KEPT(gs);
+    const Source<2> from = {{x, g}};
+    ROWS_OF(source, 2, from);
     Statistics now = {0, 0, 0};
-    i64 row = FIRST_ROW;
-    if (row < rows) {
-        FILL(xs, x + row * n);
-        FILL(gs, g + row * n);
-        now = Statistics{RMS ? Real(0) : mean[row], RMS ? Real(0) : shift[row], scale[row]};
-    }
+    if (FIRST_ROW < rows) now = statistics(mean, shift, scale, FIRST_ROW);
     HELD(ws, weight, 1.0f);
-    while (row < rows) {
-        const i64 next = row + ROW_STEP;
-        Statistics then = now;
-#if ITEMS
-        KEPT(next_xs);  // on their way while this row is reduced
-        KEPT(next_gs);
-#endif
-        if (next < rows) {
-#if ITEMS
-            FILL(next_xs, x + next * n);
-            FILL(next_gs, g + next * n);
-#endif
-            then = Statistics{RMS ? Real(0) : mean[next], RMS ? Real(0) : shift[next], scale[next]};
-        }
+    for (i64 row = FIRST_ROW; row < rows; row += ROW_STEP) {
+        source.begin(row);
+        const Statistics then = row + ROW_STEP < rows ? statistics(mean, shift, scale, row + ROW_STEP) : now;
 #if ADD
 #if ITEMS
         Pack<ADDED, VECTOR> rs[ITEMS];
@@ -79,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
         const Real m = now.mean, r = now.scale, lift = -now.shift * r;
         Real h_sum = 0, hy_sum = 0;
         EACH(i, c) {
-            const Reals xv = widen(AT(xs, i, x + row * n, c)), gv = widen(AT(gs, i, g + row * n, c));
+            const Reals xv = widen(source.at(0, row, i, c)), gv = widen(source.at(1, row, i, c));
             const Reals w = widen(HELD_AT(ws, i, weight, c, 1.0f));
             EACH_OF(k) {
                 const Real y = (xv.at[k] - m) * r + lift, h = gv.at[k] * w.at[k];
@@ -100,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
         reduce.sums(h_sum, hy_sum);
         const Real level = h_sum * inverse * r, pull = hy_sum * inverse * r;
 #endif
+        look_again();
         EACH(i, c) {
-            const Reals xv = widen(AT(xs, i, x + row * n, c)), gv = widen(AT(gs, i, g + row * n, c));
+            const Reals xv = widen(source.at(0, row, i, c)), gv = widen(source.at(1, row, i, c));
             const Reals w = widen(HELD_AT(ws, i, weight, c, 1.0f));
             Reals d;
             EACH_OF(k) {
@@ -115,11 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
             store(dx + row * n + c, narrow<T>(d));
         }
 #endif
-#if ITEMS
-        UNROLL for (int i = 0; i < ITEMS; ++i) xs[i] = next_xs[i], gs[i] = next_gs[i];
-#endif
         now = then;
-        row = next;
+        source.end(row);
     }
 #if ITEMS && WEIGHT
     write_sums(dw, partial + (i64)blockIdx.x * COLUMNS * n, n);

@@ -39,6 +39,7 @@ _TILES = {
     "bias_activation_backward": Tile(32, 8, 4, 4),
     "columns_norm": Tile(32, 8, 4, 4),
 }
+NARROW = 2048  # columns; up to these, tiles of 32 would leave most multiprocessors without a block
 _SIGNATURES = {
     "columns_sum": "P P q i",
     "bias_activation_forward": "P P P q i",
@@ -59,15 +60,15 @@ def _kernel(name: str, dtype: np.dtype, weights: np.dtype, vector: int, kind: in
 
 
 @functools.cache
-def _finish(dtype: np.dtype) -> Kernel:
-    return Kernel("columns_finish.cu", "columns_finish", "P P i i", {"STORAGE": CTYPES[dtype]})
+def _finish(dtype: np.dtype, wide: int) -> Kernel:
+    return Kernel("columns_finish.cu", "columns_finish", "P P i i", {"STORAGE": CTYPES[dtype], "WIDE": wide})
 
 
 def finish(xp: Any, partial: Any, dtype: np.dtype) -> Any:
     """Add the rows of partial sums (parts, n), and round once to `dtype`."""
     parts, n = partial.shape
-    out = xp.empty(n, dtype)
-    _finish(dtype)((ceil_div(n, 32), 1), (32, 32), partial, out, parts, n)
+    out, wide = xp.empty(n, dtype), 8 if n <= NARROW else 32
+    _finish(dtype, wide)((ceil_div(n, wide), 1), (wide, 1024 // wide), partial, out, parts, n)
     return out
 
 

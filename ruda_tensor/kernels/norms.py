@@ -18,7 +18,7 @@ _STAY = 16  # rows that a block of the backward takes at least, so that its colu
 @functools.cache
 def _forward(dtype: np.dtype, weights: np.dtype, stay: Stay, rms: int, add: int = 0) -> Kernel:
     real = "d" if dtype == np.float64 else "f"
-    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **stay.defines(), "AHEAD": int(stay.ahead)}
+    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], **stay.defines()}
     signature = f"P P P P P P P P P q i {real} {real}"
     return Kernel("norm_forward.cu", "norm_forward", signature, defines | {"RMS": rms, "ADD": add})
 

@@ -13,10 +13,11 @@ from ..dtypes import FLOAT32, FLOATING, HALF
 from .gate import CTYPES, ceil_div, fused, real_of
 from .launch import Kernel, runtime
 
-THREADS, BATCH, VECTOR = 256, 2, 4
+THREADS, BATCH, VECTOR = 256, 1, 4
 BUCKETS = (8, 64, 512)  # tensors that a table holds: it is a parameter of the kernel, of at most 32,764 bytes (CUDA 12.1)
 FAN_IN = 1024
-_STATISTICS_THREADS, _STATISTICS_BATCH = 256, 4  # a row of statistics is at least one round of a block
+STATISTICS_RUN = 16384  # numbers that a row of statistics holds, unless the tensor has more than FAN_IN of these
+_STATISTICS_THREADS, _STATISTICS_BATCH = 256, 4
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,9 @@ def _reduce_kernel() -> Kernel:
     return Kernel("statistics.cu", "statistics_reduce", "P P I i", {"STORAGE": "float", **layout})
 
 
-def statistics_rows(size: int, dtype: np.dtype) -> int:
+def statistics_rows(size: int) -> int:
     """How many rows of statistics a gradient of so many numbers has."""
-    return min(max(ceil_div(size, _STATISTICS_THREADS * _STATISTICS_BATCH * 16 // dtype.itemsize), 1), FAN_IN)
+    return min(max(ceil_div(size, STATISTICS_RUN), 1), FAN_IN)
 
 
 def statistics_plan(rows: int) -> list[int]:
@@ -221,7 +222,7 @@ def gradient_report(xp: Any, gradients: Sequence[Any], unscale: float = 1.0) -> 
             g = g if g.flags.c_contiguous else xp.ascontiguousarray(g)
             address = machine.address(g)
             groups.setdefault((g.dtype, address & 15 == 0), []).append((g, address))
-            total += statistics_rows(g.size, g.dtype)
+            total += statistics_rows(g.size)
     if not groups:
         return xp.zeros(3, FLOAT32)
     rows, done = xp.empty((total, 3), FLOAT32), 0
@@ -252,7 +253,7 @@ def _gradient_table_type(tensors: int) -> np.dtype:
 def _gradient_table(members: list[tuple[Any, int]], dtype: np.dtype, tensors: int) -> tuple[bytes, int]:
     table, count, width = np.zeros((), _gradient_table_type(tensors)), len(members), 16 // dtype.itemsize
     sizes = [g.size for g, _ in members]
-    rows = [statistics_rows(size, dtype) for size in sizes]
+    rows = [statistics_rows(size) for size in sizes]
     table["g"][:count], table["size"][:count] = [address for _, address in members], sizes
     table["run"][:count] = [ceil_div(ceil_div(size, parts), width) * width for size, parts in zip(sizes, rows)]
     table["first"][1 : count + 1] = np.cumsum(rows)

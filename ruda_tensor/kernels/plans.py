@@ -36,19 +36,20 @@ class Plan(NamedTuple):
 class Stay(NamedTuple):
     """A plan whose blocks go from row to row: a multiprocessor holds `resident` threads at once.
 
-    `ahead`: they fetch the next rows while they work on the present ones; else there is a block per group of rows.
+    `stages`: 1 where they fetch the next row into registers while they work on the present one, k > 1 where k rows lie in
+    shared memory, 0 where there is a block per group of rows and nothing to fetch ahead.
     """
 
     plan: Plan
     resident: int
-    ahead: bool = True
+    stages: int = 1
 
     def defines(self) -> dict[str, Any]:
-        return {**self.plan.defines(), "RESIDENT": self.resident}
+        return {**self.plan.defines(), "RESIDENT": self.resident, "STAGES": self.stages}
 
     def grid(self, rows: int, processors: int, least: int = 1) -> tuple[int, int]:
         """As many blocks as the GPU holds at once, each with at least `least` groups of rows."""
-        if not self.ahead:
+        if not self.stages:
             return self.plan.grid(rows)
         share = max(1, self.resident // (self.plan.group * self.plan.rows)) * processors
         return max(1, min(share, ceil_div(rows, self.plan.rows * least))), 1
@@ -82,7 +83,7 @@ def row_plan(n: int, vector: int, kept: int) -> Plan:
 def norm_plan(n: int, vector: int) -> Stay:
     """For the forward of a norm, which also holds a thread's weights and biases."""
     plan = row_plan(n, vector, 32)
-    return Stay(plan, max(1024, plan.group), False)
+    return Stay(plan, max(1024, plan.group), 0)
 
 
 @functools.cache

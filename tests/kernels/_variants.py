@@ -56,7 +56,8 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
     yield f"columns_sum, {where}", _columns("columns_sum", dtype, vector, -1)
     yield f"columns_norm, {where}", _columns("columns_norm", dtype, vector, -2)
     if straight:
-        yield f"columns_finish, {dtype}", columns._finish(dtype)
+        for wide in (8, 32):
+            yield f"columns_finish, {wide} wide, {dtype}", columns._finish(dtype, wide)
         yield f"dropout, {dtype}", pointwise._dropout(dtype, pointwise.BATCHES["dropout"])
         yield f"cross_entropy_total, {dtype}", cross_entropy._reduce("cross_entropy_total", dtype)
         master = dtype == BFLOAT16
