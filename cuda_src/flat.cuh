@@ -20,13 +20,13 @@ typedef Values<Real, VECTOR> Reals;
         if (const i64 e = FLAT_START + i * FLAT_THREADS * VECTOR; WHOLE || e < size)
 #define EACH_OF(k) UNROLL for (int k = 0; k < VECTOR; ++k)
 
-template <bool WHOLE> DEVICE Vector load_part(const T* p, i64 left) {
+template <bool WHOLE, class S> DEVICE Pack<S, VECTOR> load_part(const S* p, i64 left) {
     if (WHOLE || left >= VECTOR) return load<VECTOR>(p);
-    Vector v = {};
+    Pack<S, VECTOR> v = {};
     EACH_OF(k) if (k < left) v.at[k] = p[k];
     return v;
 }
-template <bool WHOLE> DEVICE void store_part(T* p, const Vector& v, i64 left) {
+template <bool WHOLE, class S> DEVICE void store_part(S* p, const Pack<S, VECTOR>& v, i64 left) {
     if (WHOLE || left >= VECTOR) return store(p, v);
     EACH_OF(k) if (k < left) p[k] = v.at[k];
 }

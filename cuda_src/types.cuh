@@ -137,11 +137,12 @@ template <int N, class S> DEVICE Pack<S, N> load(const S* p) { return *reinterpr
 // memory changes, so that loads may move past it: no kernel reads what it has stored.
 template <class S, int N> DEVICE void store(S* p, const Pack<S, N>& v) {
 #ifndef HOST_SHIM
-    if (sizeof(v) == 16) {
-        u32 w[4];
-        memcpy(w, &v, 16);
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
-                     "r"(w[2]), "r"(w[3]));
+    if (sizeof(v) % 16 == 0) {
+        u32 w[sizeof(v) / 4];
+        memcpy(w, &v, sizeof(v));
+        UNROLL for (int k = 0; k < (int)sizeof(v) / 16; ++k)
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global((char*)p + 16 * k)),
+                         "r"(w[4 * k]), "r"(w[4 * k + 1]), "r"(w[4 * k + 2]), "r"(w[4 * k + 3]));
         return;
     }
 #endif

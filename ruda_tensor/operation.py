@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .dtypes import FLOAT32, HALF
+from .kernels.copies import converted
 from .tensor import Tensor, common_device
 
 _new = Tensor.__new__
@@ -225,13 +226,13 @@ def widen(arrays: list) -> tuple[list, Any]:
     dtype = next((a.dtype for a in arrays if getattr(a, "dtype", None) in HALF), None)
     if dtype is None:
         return arrays, None
-    return [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
+    return [converted(a, FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
 
 
 def round_to(array: Any, dtype: Any) -> Any:
     """Return a float32 array in a half type; what is too large becomes inf without a warning, as on a GPU."""
     with np.errstate(over="ignore"):
-        return array.astype(dtype)
+        return converted(array, dtype)
 
 
 class Fused(NamedTuple):
