@@ -217,16 +217,22 @@ def gpt2_shapes() -> list[tuple[int, ...]]:
     return [(50304, 768), (1024, 768), *block * 12, (768,), (768,)]
 
 
+def optimizer_entries(cp: Any, dtype: Any) -> list[Any]:
+    """GPT-2's parameters, with masters for halves."""
+    entries = []
+    for shape in gpt2_shapes():
+        p, n = random(cp, shape, np.float32), math.prod(shape)
+        states = [random(cp, n, np.float32) * 0.1, cp.abs(random(cp, n, np.float32)) * 0.1]
+        master = p.reshape(-1) if dtype != FLOAT32 else None
+        entries.append(optimizer.Entry(p.astype(dtype), random(cp, shape, dtype), master, states))
+    return entries
+
+
 def optimizer_cases(cp: Any, dtype: Any) -> list[Case]:
     import torch
 
     halves, numbers = dtype != FLOAT32, optimizer.adam_numbers(1e-4, 5, (0.9, 0.999), 1e-8, 0.01, True)
-    entries = []
-    for shape in gpt2_shapes():
-        p, n = random(cp, shape, np.float32), math.prod(shape)
-        states = [cp.zeros(n, np.float32), cp.zeros(n, np.float32)]
-        master = p.reshape(-1) if halves else None
-        entries.append(optimizer.Entry(p.astype(dtype), random(cp, shape, dtype), master, states))
+    entries = optimizer_entries(cp, dtype)
     size = sum(e.p.size for e in entries)
     shape, each = optimizer.Shape("adamw"), 28  # p (or its master), g, m, v in; p, m, v (and the master) out
     gradients = [e.g for e in entries]

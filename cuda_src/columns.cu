@@ -1,6 +1,6 @@
 // Sums over the rows of a matrix, one per column, in two stages and one fixed order: columns_sum or a kernel that makes
 // its terms on the way writes one row of partial sums per block row, and columns_finish adds those.
-// Also the activations of x + bias, whose bias gradient is such a sum. KIND as in math.cuh, or -1 for plain sums.
+// Also the activations of x + bias, whose bias gradient is such a sum. KIND as in math.cuh, -1 for plain sums, -2 for norms.
 #include "math.cuh"
 
 #ifndef AFFINE
@@ -10,76 +10,94 @@ typedef STORAGE T;
 typedef AFFINE W;
 typedef Wide<T>::type Real;
 typedef Pack<T, VECTOR> Vector;
+typedef Values<Real, VECTOR> Reals;
 
-// A block is 32 x TALL threads over 32 VECTOR columns; each thread takes BATCH rows at a time in its own columns.
-#define TALL 8
-#define BATCH 4
-#define COLUMN (((int)blockIdx.x * 32 + (int)threadIdx.x) * VECTOR)
+// A block is WIDE x TALL threads over WIDE VECTOR columns; each thread takes BATCH rows at a time in its own columns.
+#define THREADS (WIDE * TALL)
+#define COLUMN (((int)blockIdx.x * WIDE + (int)threadIdx.x) * VECTOR)
+#define ROW_STEP ((i64)gridDim.y * TALL)
 #define EACH_OF(k) UNROLL for (int k = 0; k < VECTOR; ++k)
-#define ROW(first, i) ((first) + (i64)(i) * gridDim.y * TALL)
-#define EACH_FIRST(first)                                                                   \
-    for (i64 first = (i64)blockIdx.y * TALL + threadIdx.y; first < rows; first += (i64)BATCH * gridDim.y * TALL)
-#define EACH_ROW(i, row, first)           \
+#define EACH_ROW(i, at)                    \
     UNROLL for (int i = 0; i < BATCH; ++i) \
-        if (const i64 row = ROW(first, i); row < rows)
+        if (const i64 at = first + i * ROW_STEP; WHOLE || at < rows)
 
-DEVICE void write_partial(const Real (&sums)[VECTOR], Real* partial, int n) {
-    __shared__ Real tile[TALL][32 * VECTOR];
-    EACH_OF(k) tile[threadIdx.y][threadIdx.x * VECTOR + k] = sums[k];
+// Runs step<WHOLE>(first row) over the rows of a thread: only the last step may have fewer than BATCH.
+template <class Step> DEVICE void each_batch(i64 rows, Step&& step) {
+    i64 first = (i64)blockIdx.y * TALL + threadIdx.y;
+    for (; first + (BATCH - 1) * ROW_STEP < rows; first += BATCH * ROW_STEP) step.template run<true>(first);
+    if (first < rows) step.template run<false>(first);
+}
+
+DEVICE void write_partial(const Reals& sums, Real* partial, int n) {
+    __shared__ Real tile[TALL][WIDE * VECTOR];
+    EACH_OF(k) tile[threadIdx.y][threadIdx.x * VECTOR + k] = sums.at[k];
     __syncthreads();
-    for (int t = threadIdx.y * 32 + threadIdx.x; t < 32 * VECTOR; t += 32 * TALL) {
+    for (int t = threadIdx.y * WIDE + threadIdx.x; t < WIDE * VECTOR; t += THREADS) {
         Real total = 0;
         UNROLL for (int y = 0; y < TALL; ++y) total += tile[y][t];
-        const int column = (int)blockIdx.x * 32 * VECTOR + t;
+        const int column = (int)blockIdx.x * WIDE * VECTOR + t;
         if (column < n) partial[(i64)blockIdx.y * n + column] = total;
     }
 }
 
 #if KIND >= 0
-extern "C" __global__ void __launch_bounds__(32 * TALL) bias_activation_forward(
+struct Forward {
+    const T* x;
+    T* out;
+    i64 rows, n;
+    Values<typename Wide<W>::type, VECTOR> b;
+
+    template <bool WHOLE> __device__ __forceinline__ void run(i64 first) {
+        Vector xs[BATCH];
+        EACH_ROW(i, row) xs[i] = load<VECTOR>(x + row * n);
+        EACH_ROW(i, row) {
+            Reals y = widen(xs[i]);
+            EACH_OF(k) y.at[k] = activate<KIND, T>(y.at[k] + Real(b.at[k]));
+            store(out + row * n, narrow<T>(y));
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) bias_activation_forward(
     const T* __restrict__ x, const W* __restrict__ bias, T* __restrict__ out, i64 rows, int n
 ) {
     const int c = COLUMN;
-    if (c >= n) return;
-    const Pack<W, VECTOR> b = load<VECTOR>(bias + c);
-    EACH_FIRST(first) {
-        Vector xs[BATCH];
-        EACH_ROW(i, row, first) xs[i] = load<VECTOR>(x + row * n + c);
-        EACH_ROW(i, row, first) {
-            Vector y;
-            EACH_OF(k) narrow(activate<KIND, T>(widen(xs[i].at[k]) + Real(widen(b.at[k]))), y.at[k]);
-            store(out + row * n + c, y);
-        }
-    }
+    if (c < n) each_batch(rows, Forward{x + c, out + c, rows, n, widen(load<VECTOR>(bias + c))});
 }
 
+struct Backward {
+    const T *g, *x;
+    T* dx;
+    i64 rows, n;
+    Values<typename Wide<W>::type, VECTOR> b;
+    Reals& sums;
+
+    template <bool WHOLE> __device__ __forceinline__ void run(i64 first) {
+        Vector gs[BATCH], xs[BATCH];
+        EACH_ROW(i, row) {
+            gs[i] = load<VECTOR>(g + row * n);
+            xs[i] = load<VECTOR>(x + row * n);
+        }
+        EACH_ROW(i, row) {
+            const Reals incoming = widen(gs[i]), at = widen(xs[i]);
+            Reals d;
+            EACH_OF(k) {
+                d.at[k] = pull<KIND, T>(incoming.at[k], at.at[k] + Real(b.at[k]));
+                sums.at[k] += d.at[k];
+            }
+            if (dx) store(dx + row * n, narrow<T>(d));
+        }
+    }
+};
+
 // dx = g slope(x + bias), and the partial sums of dx for dbias; either pointer may be null.
-extern "C" __global__ void __launch_bounds__(32 * TALL) bias_activation_backward(
+extern "C" __global__ void __launch_bounds__(THREADS) bias_activation_backward(
     const T* __restrict__ g, const T* __restrict__ x, const W* __restrict__ bias, T* __restrict__ dx,
     Real* __restrict__ partial, i64 rows, int n
 ) {
     const int c = COLUMN;
-    Real sums[VECTOR] = {};
-    if (c < n) {
-        const Pack<W, VECTOR> b = load<VECTOR>(bias + c);
-        EACH_FIRST(first) {
-            Vector gs[BATCH], xs[BATCH];
-            EACH_ROW(i, row, first) {
-                gs[i] = load<VECTOR>(g + row * n + c);
-                xs[i] = load<VECTOR>(x + row * n + c);
-            }
-            EACH_ROW(i, row, first) {
-                Vector d;
-                EACH_OF(k) {
-                    const Real z = widen(xs[i].at[k]) + Real(widen(b.at[k]));
-                    const Real value = pull<KIND, T>(widen(gs[i].at[k]), z);
-                    sums[k] += value;
-                    narrow(value, d.at[k]);
-                }
-                if (dx) store(dx + row * n + c, d);
-            }
-        }
-    }
+    Reals sums = {};
+    if (c < n) each_batch(rows, Backward{g + c, x + c, dx ? dx + c : dx, rows, n, widen(load<VECTOR>(bias + c)), sums});
     if (partial) write_partial(sums, partial, n);
 }
 
@@ -110,41 +128,61 @@ extern "C" __global__ void __launch_bounds__(32 * TALL) activation_again(
     if (partial) write_partial(sums, partial, n);
 }
 #elif KIND == -1
-extern "C" __global__ void __launch_bounds__(32 * TALL) columns_sum(
+struct Sum {
+    const T* g;
+    i64 rows, n;
+    Reals& sums;
+
+    template <bool WHOLE> __device__ __forceinline__ void run(i64 first) {
+        Vector gs[BATCH];
+        EACH_ROW(i, row) gs[i] = load<VECTOR>(g + row * n);
+        EACH_ROW(i, row) {
+            const Reals v = widen(gs[i]);
+            EACH_OF(k) sums.at[k] += v.at[k];
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) columns_sum(
     const T* __restrict__ g, Real* __restrict__ partial, i64 rows, int n
 ) {
     const int c = COLUMN;
-    Real sums[VECTOR] = {};
-    if (c < n) EACH_FIRST(first) {
-        Vector gs[BATCH];
-        EACH_ROW(i, row, first) gs[i] = load<VECTOR>(g + row * n + c);
-        EACH_ROW(i, row, first) EACH_OF(k) sums[k] += widen(gs[i].at[k]);
-    }
+    Reals sums = {};
+    if (c < n) each_batch(rows, Sum{g + c, rows, n, sums});
     write_partial(sums, partial, n);
 }
 #else
 // The weight and bias gradients of a norm whose rows are too long for norm_backward to hold: of g y and of g.
-extern "C" __global__ void __launch_bounds__(32 * TALL) columns_norm(
+struct Norm {
+    const T *g, *x;
+    const Real *mean, *shift, *scale;
+    i64 rows, n;
+    Reals &dw, &db;
+
+    template <bool WHOLE> __device__ __forceinline__ void run(i64 first) {
+        Vector gs[BATCH], xs[BATCH];
+        EACH_ROW(i, row) {
+            gs[i] = load<VECTOR>(g + row * n);
+            xs[i] = load<VECTOR>(x + row * n);
+        }
+        EACH_ROW(i, row) {
+            const Real m = mean ? mean[row] : Real(0), s = mean ? shift[row] : Real(0), r = scale[row];
+            const Reals incoming = widen(gs[i]), at = widen(xs[i]);
+            EACH_OF(k) {
+                dw.at[k] += incoming.at[k] * ((at.at[k] - m - s) * r);
+                db.at[k] += incoming.at[k];
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) columns_norm(
     const T* __restrict__ g, const T* __restrict__ x, const Real* __restrict__ mean, const Real* __restrict__ shift,
     const Real* __restrict__ scale, Real* __restrict__ weight_part, Real* __restrict__ bias_part, i64 rows, int n
 ) {
     const int c = COLUMN;
-    Real dw[VECTOR] = {}, db[VECTOR] = {};
-    if (c < n) EACH_FIRST(first) {
-        Vector gs[BATCH], xs[BATCH];
-        EACH_ROW(i, row, first) {
-            gs[i] = load<VECTOR>(g + row * n + c);
-            xs[i] = load<VECTOR>(x + row * n + c);
-        }
-        EACH_ROW(i, row, first) {
-            const Real m = mean ? mean[row] : Real(0), s = mean ? shift[row] : Real(0), r = scale[row];
-            EACH_OF(k) {
-                const Real gk = widen(gs[i].at[k]);
-                dw[k] += gk * ((widen(xs[i].at[k]) - m - s) * r);
-                db[k] += gk;
-            }
-        }
-    }
+    Reals dw = {}, db = {};
+    if (c < n) each_batch(rows, Norm{g + c, x + c, mean, shift, scale, rows, n, dw, db});
     if (weight_part) write_partial(dw, weight_part, n);
     __syncthreads();
     if (bias_part) write_partial(db, bias_part, n);

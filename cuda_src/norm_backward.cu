@@ -1,24 +1,25 @@
 // layer_norm and rms_norm (RMS 1), backward. A block takes every gridDim-th group of rows and keeps the column sums of
-// its rows in registers (WEIGHT 1: of g y, BIAS 1: of g); column_finish adds the blocks. DX 0 leaves dx out.
+// its rows in registers (WEIGHT 1: of g y, BIAS 1: of g); column_finish adds the blocks. DX 0 leaves dx out; ADD 1 adds
+// the gradient `residual` of type ADDED, which reaches x on another way, before dx is rounded.
 // With y = (x - mean - shift) r and h = g w:  dx = r (h - mean(h) - y mean(h y)); rms_norm has no mean(h).
-#include "rows.cuh"
+#include "norm.cuh"
 
 #define COLUMNS (WEIGHT + BIAS)
 
 #if ITEMS && COLUMNS
 // The sums of the block's rows in one column each, in the order of the rows, to `part`.
-DEVICE void write_sums(const Real (&sums)[ITEMS][VECTOR], Real* part, int n) {
+DEVICE void write_sums(const Reals (&sums)[ITEMS], Real* part, int n) {
 #if ROWS == 1
     EACH(i, c) {
         Pack<Real, VECTOR> v;
-        EACH_OF(k) v.at[k] = sums[i][k];
+        EACH_OF(k) v.at[k] = sums[i].at[k];
         store(part + c, v);
     }
 #else
     __shared__ Real tile[ROWS][32 * VECTOR];
     UNROLL for (int i = 0; i < ITEMS; ++i) {
         __syncthreads();
-        EACH_OF(k) tile[threadIdx.y][threadIdx.x * VECTOR + k] = sums[i][k];
+        EACH_OF(k) tile[threadIdx.y][threadIdx.x * VECTOR + k] = sums[i].at[k];
         __syncthreads();
         for (int t = threadIdx.y * 32 + threadIdx.x; t < 32 * VECTOR; t += 32 * ROWS) {
             Real total = 0;
@@ -30,73 +31,81 @@ DEVICE void write_sums(const Real (&sums)[ITEMS][VECTOR], Real* part, int n) {
 }
 #endif
 
+struct Statistics { Real mean, shift, scale; };
+
+DEVICE Statistics statistics(const Real* mean, const Real* shift, const Real* scale, i64 row) {
+    return {RMS ? Real(0) : mean[row], RMS ? Real(0) : shift[row], scale[row]};
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_backward(
     const T* __restrict__ g, const T* __restrict__ x, const W* __restrict__ weight, const Real* __restrict__ mean,
-    const Real* __restrict__ shift, const Real* __restrict__ scale, T* __restrict__ dx, Real* __restrict__ partial,
-    i64 rows, int n
+    const Real* __restrict__ shift, const Real* __restrict__ scale, const ADDED* __restrict__ residual,
+    T* __restrict__ dx, Real* __restrict__ partial, i64 rows, int n, Real inverse
 ) {
     SCRATCH;
     Reducer<Real, GROUP> reduce(scratch);
 #if ITEMS && WEIGHT
-    Real dw[ITEMS][VECTOR] = {};
+    Reals dw[ITEMS] = {};
 #endif
 #if ITEMS && BIAS
-    Real db[ITEMS][VECTOR] = {};
+    Reals db[ITEMS] = {};
 #endif
-    KEPT(xs);
-    KEPT(gs);
-    i64 row = FIRST_ROW;
-    if (row < rows) {
-        FILL(xs, x + row * n);
-        FILL(gs, g + row * n);
-    }
-    while (row < rows) {
-        const i64 next = row + ROW_STEP;
+    const Source<2> from = {{x, g}};
+    ROWS_OF(source, 2, from);
+    Statistics now = {0, 0, 0};
+    if (FIRST_ROW < rows) now = statistics(mean, shift, scale, FIRST_ROW);
+    HELD(ws, weight, 1.0f);
+    for (i64 row = FIRST_ROW; row < rows; row += ROW_STEP) {
+        source.begin(row);
+        const Statistics then = row + ROW_STEP < rows ? statistics(mean, shift, scale, row + ROW_STEP) : now;
+#if ADD
 #if ITEMS
-        Vector next_xs[ITEMS], next_gs[ITEMS];  // on their way while this row is reduced
-        if (next < rows) {
-            FILL(next_xs, x + next * n);
-            FILL(next_gs, g + next * n);
-        }
+        Pack<ADDED, VECTOR> rs[ITEMS];
 #endif
-        const Real r = scale[row], m = RMS ? Real(0) : mean[row], s = RMS ? Real(0) : shift[row];
+        FILL(rs, residual + row * n);
+#endif
+        const Real m = now.mean, r = now.scale, lift = -now.shift * r;
         Real h_sum = 0, hy_sum = 0;
         EACH(i, c) {
-            const Vector xv = AT(xs, i, x + row * n, c), gv = AT(gs, i, g + row * n, c);
-            Pack<W, VECTOR> w;
-            if (weight) w = load<VECTOR>(weight + c);
+            const Reals xv = widen(source.at(0, row, i, c)), gv = widen(source.at(1, row, i, c));
+            const Reals w = widen(HELD_AT(ws, i, weight, c, 1.0f));
             EACH_OF(k) {
-                const Real y = (widen(xv.at[k]) - m - s) * r, gk = widen(gv.at[k]);
+                const Real y = (xv.at[k] - m) * r + lift, h = gv.at[k] * w.at[k];
 #if ITEMS && WEIGHT
-                dw[i][k] += gk * y;
+                dw[i].at[k] += gv.at[k] * y;
 #endif
 #if ITEMS && BIAS
-                db[i][k] += gk;
+                db[i].at[k] += gv.at[k];
 #endif
-                const Real h = weight ? gk * widen(w.at[k]) : gk;
                 h_sum += h;
                 hy_sum += h * y;
             }
         }
 #if DX
+#if RMS
+        const Real level = 0, pull = reduce.sum(hy_sum) * inverse * r;
+#else
         reduce.sums(h_sum, hy_sum);
-        const Real level = RMS ? Real(0) : h_sum / n, pull = hy_sum / n;
+        const Real level = h_sum * inverse * r, pull = hy_sum * inverse * r;
+#endif
+        look_again();
         EACH(i, c) {
-            const Vector xv = AT(xs, i, x + row * n, c), gv = AT(gs, i, g + row * n, c);
-            Pack<W, VECTOR> w;
-            Vector d;
-            if (weight) w = load<VECTOR>(weight + c);
+            const Reals xv = widen(source.at(0, row, i, c)), gv = widen(source.at(1, row, i, c));
+            const Reals w = widen(HELD_AT(ws, i, weight, c, 1.0f));
+            Reals d;
             EACH_OF(k) {
-                const Real y = (widen(xv.at[k]) - m - s) * r, gk = widen(gv.at[k]);
-                narrow(r * ((weight ? gk * widen(w.at[k]) : gk) - level - y * pull), d.at[k]);
+                const Real y = (xv.at[k] - m) * r + lift;
+                d.at[k] = gv.at[k] * w.at[k] * r - level - y * pull;
             }
-            store(dx + row * n + c, d);
+#if ADD
+            const Reals rv = widen(AT(rs, i, residual + row * n, c));
+            EACH_OF(k) d.at[k] += rv.at[k];
+#endif
+            store(dx + row * n + c, narrow<T>(d));
         }
 #endif
-#if ITEMS
-        if (next < rows) UNROLL for (int i = 0; i < ITEMS; ++i) xs[i] = next_xs[i], gs[i] = next_gs[i];
-#endif
-        row = next;
+        now = then;
+        source.end(row);
     }
 #if ITEMS && WEIGHT
     write_sums(dw, partial + (i64)blockIdx.x * COLUMNS * n, n);

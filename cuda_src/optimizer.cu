@@ -65,24 +65,40 @@ DEVICE void update(const Step& c, Real beta1, Real rest1, Real beta2, Real rest2
 #endif
 }
 
-template <class S> DEVICE Pack<S, VECTOR> take(u64 base, i64 e, i64 left, bool whole) {
+template <bool WHOLE, class S> DEVICE Pack<S, VECTOR> take(u64 base, i64 e, i64 left, bool aligned) {
     const S* p = (const S*)base + e;
-    if (whole) return load<VECTOR>(p);
+    if (WHOLE || (aligned && left >= VECTOR)) return load<VECTOR>(p);
     Pack<S, VECTOR> v = {};
     EACH_OF(k) if (k < left) v.at[k] = p[k];
     return v;
 }
-template <class S> DEVICE void give(u64 base, i64 e, i64 left, bool whole, const Pack<S, VECTOR>& v) {
+template <bool WHOLE, class S> DEVICE void give(u64 base, i64 e, i64 left, bool aligned, const Pack<S, VECTOR>& v) {
     S* p = (S*)base + e;
-    if (whole) return store(p, v);
+    if (WHOLE || (aligned && left >= VECTOR)) return store(p, v);
     EACH_OF(k) if (k < left) p[k] = v.at[k];
 }
 
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) optimizer_step(
-    const __grid_constant__ Table table, Step c, Real beta1, Real rest1, Real beta2, Real rest2, Real scale,
-    const Real* __restrict__ scale_at, const Step* __restrict__ device, const float* __restrict__ report, float max_norm
+// A block's numbers of tensor t: all that is read is on its way before the first of it is needed. A WHOLE block is
+// aligned and full.
+template <bool WHOLE> DEVICE void run(
+    const Table& table, int t, i64 start, Step c, Real beta1, Real rest1, Real beta2, Real rest2, Real clip,
+    const Step* device, const float* report, float max_norm
 ) {
-    Real clip = scale_at ? *scale_at : scale;
+    const i64 size = table.size[t];
+    const bool aligned = table.aligned;
+    Pack<G, VECTOR> g[BATCH];
+    Pack<T, VECTOR> stored[BATCH];
+    State p[BATCH], s1[BATCH], s2[BATCH], s3[BATCH];
+    UNROLL for (int i = 0; i < BATCH; ++i) {
+        const i64 e = start + (i * CHUNK_THREADS + (int)threadIdx.x) * VECTOR, left = size - e;
+        if (!WHOLE && left <= 0) continue;
+        g[i] = take<WHOLE, G>(table.g[t], e, left, aligned);
+        if (MASTER) p[i] = take<WHOLE, Real>(table.master[t], e, left, aligned);
+        else stored[i] = take<WHOLE, T>(table.p[t], e, left, aligned);
+        if (STATES > 0) s1[i] = take<WHOLE, Real>(table.one[t], e, left, aligned);
+        if (STATES > 1) s2[i] = take<WHOLE, Real>(table.two[t], e, left, aligned);
+        if (STATES > 2) s3[i] = take<WHOLE, Real>(table.three[t], e, left, aligned);
+    }
     if (report) {
         __shared__ float shared;  // by one thread: it takes double precision, of which some GPUs have little
         if (threadIdx.x == 0) shared = clip_of(report, max_norm);
@@ -91,37 +107,41 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) optimizer_step(
         clip = shared;
     }
     if (device) c = *device;
+    UNROLL for (int i = 0; i < BATCH; ++i) {
+        const i64 e = start + (i * CHUNK_THREADS + (int)threadIdx.x) * VECTOR, left = size - e;
+        if (!WHOLE && left <= 0) return;
+        const Values<Real, VECTOR> incoming = widen(g[i]);
+        Values<Real, VECTOR> value;
+        if (MASTER) EACH_OF(k) value.at[k] = p[i].at[k];
+        else value = widen(stored[i]);
+        EACH_OF(k) {
+            Real gk = incoming.at[k];
+            if (c.unscale != Real(1)) gk = gk / c.unscale;
+            if (clip != Real(1)) gk = gk * clip;
+            update(c, beta1, rest1, beta2, rest2, gk, value.at[k], s1[i].at[k], s2[i].at[k], s3[i].at[k]);
+        }
+        give<WHOLE>(table.p[t], e, left, aligned, narrow<T>(value));
+        if (MASTER) {
+            EACH_OF(k) p[i].at[k] = value.at[k];
+            give<WHOLE>(table.master[t], e, left, aligned, p[i]);
+        }
+        if (STATES > 0) give<WHOLE>(table.one[t], e, left, aligned, s1[i]);
+        if (STATES > 1) give<WHOLE>(table.two[t], e, left, aligned, s2[i]);
+        if (STATES > 2) give<WHOLE>(table.three[t], e, left, aligned, s3[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) optimizer_step(
+    const __grid_constant__ Table table, Step c, Real beta1, Real rest1, Real beta2, Real rest2, Real scale,
+    const Real* __restrict__ scale_at, const Step* __restrict__ device, const float* __restrict__ report, float max_norm
+) {
+    const Real clip = scale_at ? *scale_at : scale;
     int t = 0;
     for (int step = TENSORS / 2; step; step /= 2)
         if (t + step < (int)table.count && table.first[t + step] <= blockIdx.x) t += step;
-    const i64 size = table.size[t], start = (i64)(blockIdx.x - table.first[t]) * CHUNK;
-    UNROLL for (int i = 0; i < BATCH; ++i) {
-        const i64 e = start + (i * CHUNK_THREADS + (int)threadIdx.x) * VECTOR, left = size - e;
-        if (left <= 0) return;
-        const bool whole = table.aligned && left >= VECTOR;
-        Pack<G, VECTOR> g = take<G>(table.g[t], e, left, whole);
-        Pack<T, VECTOR> stored;
-        State p, s1, s2, s3;
-#if MASTER
-        p = take<Real>(table.master[t], e, left, whole);
-#else
-        stored = take<T>(table.p[t], e, left, whole);
-        EACH_OF(k) p.at[k] = widen(stored.at[k]);
-#endif
-        if (STATES > 0) s1 = take<Real>(table.one[t], e, left, whole);
-        if (STATES > 1) s2 = take<Real>(table.two[t], e, left, whole);
-        if (STATES > 2) s3 = take<Real>(table.three[t], e, left, whole);
-        EACH_OF(k) {
-            Real gk = widen(g.at[k]);
-            if (c.unscale != Real(1)) gk = gk / c.unscale;
-            if (clip != Real(1)) gk = gk * clip;
-            update(c, beta1, rest1, beta2, rest2, gk, p.at[k], s1.at[k], s2.at[k], s3.at[k]);
-            narrow(p.at[k], stored.at[k]);
-        }
-        give(table.p[t], e, left, whole, stored);
-        if (MASTER) give(table.master[t], e, left, whole, p);
-        if (STATES > 0) give(table.one[t], e, left, whole, s1);
-        if (STATES > 1) give(table.two[t], e, left, whole, s2);
-        if (STATES > 2) give(table.three[t], e, left, whole, s3);
-    }
+    const i64 start = (i64)(blockIdx.x - table.first[t]) * CHUNK;
+    if (table.aligned && start + CHUNK <= table.size[t])
+        run<true>(table, t, start, c, beta1, rest1, beta2, rest2, clip, device, report, max_norm);
+    else
+        run<false>(table, t, start, c, beta1, rest1, beta2, rest2, clip, device, report, max_norm);
 }

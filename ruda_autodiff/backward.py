@@ -222,7 +222,9 @@ class Walk:
                 node.parents = node.kept = None  # consumed, also where what follows fails
             arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
             if fused is not None:
-                result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
+                result = self.pull_onto(node, arrays, extras, needs, static, device) if fused.adds else None
+                if result is None:
+                    result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
@@ -234,6 +236,26 @@ class Walk:
         if self.retain or mode.anomaly:
             return {}
         return {"spend": True} if last_holder(kept, op.keeps.index(op.fused.spends), device.xp) else {}
+
+
+    def pull_onto(self, node: Node, arrays: list, extras: tuple, needs: tuple, static: dict, device: Any) -> list | None:
+        """Let a kernel add the first input's gradient to what has arrived of it already; None where nothing has.
+
+        That saves a pass over the gradient of a residual stream for each of its norms, and in half types four.
+        """
+        parent = node.parents[0]  # type: ignore[index]
+        waiting = None if parent is None or mode.anomaly else self.grads.get(parent)
+        if waiting is None:
+            return None
+        found = node.op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static, add=waiting._data)
+        if found is None:
+            return None
+        self.grads[parent] = _wrap(found[0], device)  # type: ignore[index]
+        if parent.dtype in HALF:  # type: ignore[union-attr]
+            self.owned.discard(parent)  # type: ignore[arg-type]  # halves are summed in float32, never in place
+        else:
+            self.owned.add(parent)  # type: ignore[arg-type]
+        return [None, *found[1:]]
 
 
 def unbroadcast(g: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -51,6 +51,7 @@ from .ops import norm as _norm
 from .ops import pool as _pool
 from .ops import reduce as _reduce
 from .ops import resample as _resample
+from .ops import residual as _residual
 from .ops import rotary as _rotary
 from .ops import scan as _scan
 from .ops import sets as _sets
@@ -79,6 +80,7 @@ from .ops.norm import *  # noqa: F403
 from .ops.pool import *  # noqa: F403
 from .ops.reduce import *  # noqa: F403
 from .ops.resample import *  # noqa: F403
+from .ops.residual import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
 from .ops.scan import *  # noqa: F403
 from .ops.sets import *  # noqa: F403
@@ -121,6 +123,7 @@ __all__ += _norm.__all__
 __all__ += _pool.__all__
 __all__ += _reduce.__all__
 __all__ += _resample.__all__
+__all__ += _residual.__all__
 __all__ += _rotary.__all__
 __all__ += _scan.__all__
 __all__ += _sets.__all__

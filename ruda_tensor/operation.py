@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .dtypes import FLOAT32, HALF
+from .kernels.copies import converted
 from .tensor import Tensor, common_device
 
 _new = Tensor.__new__
@@ -237,13 +238,13 @@ def widen(arrays: list) -> tuple[list, Any]:
     dtype = next((a.dtype for a in arrays if getattr(a, "dtype", None) in HALF), None)
     if dtype is None:
         return arrays, None
-    return [a.astype(FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
+    return [converted(a, FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
 
 
 def round_to(array: Any, dtype: Any) -> Any:
     """Return a float32 array in a half type; what is too large becomes inf without a warning, as on a GPU."""
     with np.errstate(over="ignore"):
-        return array.astype(dtype)
+        return converted(array, dtype)
 
 
 class Fused(NamedTuple):
@@ -253,12 +254,14 @@ class Fused(NamedTuple):
     It gets half arrays as they are. Both forwards keep the same residuals, so any forward goes with any backward.
     `spends`: the kept input over which the backward may write its gradient where it is called with `spend=True`,
     because nobody else will read it.
+    `adds`: the backward takes `add=`, the gradient that the first input has got so far, and answers with their sum.
     """
 
     sources: str
     forward: Callable
     backward: Callable
     spends: str = ""
+    adds: bool = False
 
 
 class Composite:

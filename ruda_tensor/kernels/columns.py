@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,37 @@ from .gate import CTYPES, LONGEST, ceil_div, contiguous, opened, processors, vec
 from .launch import Kernel
 
 ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "gelu": 2, "silu": 3}
-TALL = 8  # as in columns.cu
+
+
+class Tile(NamedTuple):
+    """A block of `wide` x `tall` threads takes `batch` rows at a time; a multiprocessor gets about `share` blocks."""
+
+    wide: int
+    tall: int
+    batch: int
+    share: int
+
+    def defines(self) -> dict[str, int]:
+        return {"WIDE": self.wide, "TALL": self.tall, "BATCH": self.batch}
+
+    def block(self) -> tuple[int, int]:
+        return self.wide, self.tall
+
+    def grid(self, rows: int, n: int, vector: int, processors: int) -> tuple[int, int]:
+        """Tiles of columns, and blocks that share the rows."""
+        across = ceil_div(n, self.wide * vector)
+        down = ceil_div(self.share * processors, across)
+        return across, max(1, min(down, ceil_div(rows, self.batch * self.tall), 65535))
+
+
+_TILES = {
+    "columns_sum": Tile(32, 8, 4, 4),
+    "bias_activation_forward": Tile(32, 8, 4, 8),
+    "bias_activation_backward": Tile(32, 8, 4, 4),
+    "activation_again": Tile(32, 8, 4, 4),
+    "columns_norm": Tile(32, 8, 4, 4),
+}
+NARROW = 2048  # columns; up to these, tiles of 32 would leave most multiprocessors without a block
 _SIGNATURES = {
     "columns_sum": "P P q i",
     "bias_activation_forward": "P P P q i",
@@ -20,30 +50,28 @@ _SIGNATURES = {
 }
 
 
+def tile_of(name: str, n: int, vector: int) -> Tile:
+    """The tile of a kernel over rows of n."""
+    return _TILES[name]
+
+
 @functools.cache
-def _kernel(name: str, dtype: np.dtype, weights: np.dtype, vector: int, kind: int) -> Kernel:
+def _kernel(name: str, dtype: np.dtype, weights: np.dtype, vector: int, kind: int, tile: Tile) -> Kernel:
     defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], "VECTOR": vector, "KIND": kind}
-    return Kernel("columns.cu", name, _SIGNATURES[name], defines)
+    return Kernel("columns.cu", name, _SIGNATURES[name], defines | tile.defines())
 
 
 @functools.cache
-def _finish(dtype: np.dtype) -> Kernel:
-    return Kernel("columns_finish.cu", "columns_finish", "P P i i", {"STORAGE": CTYPES[dtype]})
+def _finish(dtype: np.dtype, wide: int) -> Kernel:
+    return Kernel("columns_finish.cu", "columns_finish", "P P i i", {"STORAGE": CTYPES[dtype], "WIDE": wide})
 
 
 def finish(xp: Any, partial: Any, dtype: np.dtype) -> Any:
     """Add the rows of partial sums (parts, n), and round once to `dtype`."""
     parts, n = partial.shape
-    out = xp.empty(n, dtype)
-    _finish(dtype)((ceil_div(n, 32), 1), (32, 32), partial, out, parts, n)
+    out, wide = xp.empty(n, dtype), 8 if n <= NARROW else 32
+    _finish(dtype, wide)((ceil_div(n, wide), 1), (wide, 1024 // wide), partial, out, parts, n)
     return out
-
-
-def tiles(xp: Any, rows: int, n: int, vector: int, per_processor: int = 4) -> tuple[int, int]:
-    """The grid of columns.cu: tiles of columns, and blocks that share the rows, about four blocks per multiprocessor."""
-    across = ceil_div(n, 32 * vector)
-    down = ceil_div(per_processor * processors(xp), across)
-    return across, max(1, min(down, ceil_div(rows, 4 * TALL), 65535))
 
 
 def _matrix(xp: Any, x: Any, n: int) -> Any:
@@ -57,9 +85,10 @@ def sum_columns(xp: Any, g: Any, n: int, dtype: np.dtype) -> Any:
         return None
     g = _matrix(xp, g, n)
     rows, vector = g.shape[0], vector_of(xp, n, g)
-    grid = tiles(xp, rows, n, vector)
+    tile = tile_of("columns_sum", n, vector)
+    grid = tile.grid(rows, n, vector, processors(xp))
     partial = xp.empty((grid[1], n), real)
-    _kernel("columns_sum", g.dtype, g.dtype, vector, -1)(grid, (32, TALL), g, partial, rows, n)
+    _kernel("columns_sum", g.dtype, g.dtype, vector, -1, tile)(grid, tile.block(), g, partial, rows, n)
     return finish(xp, partial, dtype)
 
 
@@ -71,8 +100,9 @@ def bias_activation_forward(xp: Any, kind: str, x: Any, bias: Any) -> Any:
     source, bias = _matrix(xp, x, n), contiguous(xp, bias)[0]
     out = xp.empty(source.shape, x.dtype)
     rows, vector = source.shape[0], vector_of(xp, n, source, bias, out)
-    kernel = _kernel("bias_activation_forward", x.dtype, bias.dtype, vector, ACTIVATIONS[kind])
-    kernel(tiles(xp, rows, n, vector, 8), (32, TALL), source, bias, out, rows, n)
+    tile = tile_of("bias_activation_forward", n, vector)
+    kernel = _kernel("bias_activation_forward", x.dtype, bias.dtype, vector, ACTIVATIONS[kind], tile)
+    kernel(tile.grid(rows, n, vector, processors(xp)), tile.block(), source, bias, out, rows, n)
     return out.reshape(x.shape)
 
 
@@ -85,10 +115,11 @@ def bias_activation_backward(xp: Any, kind: str, g: Any, x: Any, bias: Any, need
     g, source, bias = _matrix(xp, g, n), _matrix(xp, x, n), contiguous(xp, bias)[0]
     dx = xp.empty(source.shape, x.dtype) if needs[0] else None
     rows, vector = source.shape[0], vector_of(xp, n, g, source, bias, dx)
-    grid = tiles(xp, rows, n, vector)
+    tile = tile_of("bias_activation_backward", n, vector)
+    grid = tile.grid(rows, n, vector, processors(xp))
     partial = xp.empty((grid[1], n), real) if needs[1] else None
-    kernel = _kernel("bias_activation_backward", x.dtype, bias.dtype, vector, ACTIVATIONS[kind])
-    kernel(grid, (32, TALL), g, source, bias, dx, partial, rows, n)
+    kernel = _kernel("bias_activation_backward", x.dtype, bias.dtype, vector, ACTIVATIONS[kind], tile)
+    kernel(grid, tile.block(), g, source, bias, dx, partial, rows, n)
     return None if dx is None else dx.reshape(x.shape), None if partial is None else finish(xp, partial, bias.dtype)
 
 
@@ -104,10 +135,11 @@ def activation_again(xp: Any, kind: str, g: Any, x: Any, needs: tuple[bool, bool
     x = contiguous(xp, x)[0]
     rows, vector = x.size // n, vector_of(xp, n, g, x)
     out = xp.empty(x.shape, x.dtype) if needs[0] else None
-    grid = tiles(xp, rows, n, vector)
+    tile = tile_of("activation_again", n, vector)
+    grid = tile.grid(rows, n, vector, processors(xp))
     partial = xp.empty((grid[1], n), real) if needs[1] else None
-    kernel = _kernel("activation_again", x.dtype, x.dtype, vector, ACTIVATIONS[kind])
-    kernel(grid, (32, TALL), g, x, out, g, partial, rows, n)
+    kernel = _kernel("activation_again", x.dtype, x.dtype, vector, ACTIVATIONS[kind], tile)
+    kernel(grid, tile.block(), g, x, out, g, partial, rows, n)
     return out, g, None if partial is None else finish(xp, partial, x.dtype)
 
 
@@ -116,9 +148,10 @@ def norm_columns(
 ) -> tuple[Any, Any]:
     """The weight and bias gradients of a norm over rows (rows, n), each None where it is not needed."""
     (rows, n), vector = x.shape, vector_of(xp, x.shape[1], x, g)
-    grid = tiles(xp, rows, n, vector)
+    tile = tile_of("columns_norm", n, vector)
+    grid = tile.grid(rows, n, vector, processors(xp))
     parts = [xp.empty((grid[1], n), scale.dtype) if need else None for need in needs]
-    kernel = _kernel("columns_norm", x.dtype, x.dtype, vector, -2)
-    kernel(grid, (32, TALL), g, x, mean, shift, scale, *parts, rows, n)
+    kernel = _kernel("columns_norm", x.dtype, x.dtype, vector, -2, tile)
+    kernel(grid, tile.block(), g, x, mean, shift, scale, *parts, rows, n)
     dw, db = (None if part is None else finish(xp, part, dtype) for part in parts)
     return dw, db

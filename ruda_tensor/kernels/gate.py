@@ -67,7 +67,13 @@ def real_of(dtype: np.dtype) -> np.dtype:
 
 def contiguous(xp: Any, *arrays: Any) -> list[Any]:
     """The arrays, copied where they are not contiguous in row-major order: kernels know no strides."""
-    return [a if a is None or a.flags.c_contiguous else xp.ascontiguousarray(a) for a in arrays]
+    return [a if a is None or a.flags.c_contiguous else _straight(xp, a) for a in arrays]
+
+
+def _straight(xp: Any, a: Any) -> Any:
+    from .copies import straight  # which is launched through this gate
+
+    return straight(xp, a)
 
 
 def aligned(xp: Any, *arrays: Any) -> bool:

@@ -13,10 +13,11 @@ from ..dtypes import FLOAT32, FLOATING, HALF
 from .gate import CTYPES, ceil_div, fused, real_of
 from .launch import Kernel, runtime
 
-THREADS, BATCH = 256, 2
+THREADS, BATCH, VECTOR = 256, 1, 4
 BUCKETS = (8, 64, 512)  # tensors that a table holds: it is a parameter of the kernel, of at most 32,764 bytes (CUDA 12.1)
 FAN_IN = 1024
-_WARPS, _STATISTICS_BATCH = 8, 8
+STATISTICS_RUN = 16384  # numbers that a row of statistics holds, unless the tensor has more than FAN_IN of these
+_STATISTICS_THREADS, _STATISTICS_BATCH = 256, 4
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def table_type(tensors: int) -> np.dtype:
 def _kernel(shape: Shape, storage: np.dtype, gradient: np.dtype, master: bool, tensors: int) -> Kernel:
     r = "d" if real_of(storage).itemsize == 8 else "f"
     defines = {"STORAGE": CTYPES[storage], "GRADIENT": CTYPES[gradient], "MASTER": int(master), **shape.defines()}
-    layout = {"VECTOR": 2 if r == "d" else 4, "BATCH": BATCH, "TENSORS": tensors}
+    layout = {"VECTOR": 2 if r == "d" else VECTOR, "BATCH": BATCH, "TENSORS": tensors}
     signature = f"{table_type(tensors).itemsize}s {' '.join([r] * 11)} P P P f"
     return Kernel("optimizer.cu", "optimizer_step", signature, defines | layout, ("--fmad=false",))
 
@@ -172,21 +173,21 @@ def _table(part: list, tensors: int, chunk: int, master: bool, straight: bool) -
 
 
 @functools.cache
-def _rows_kernel(dtype: np.dtype, tensors: int) -> Kernel:
-    size = 16 * tensors + 4 * (tensors + 1) + 4
-    layout = {"VECTOR": 16 // dtype.itemsize, "BATCH": _STATISTICS_BATCH, "TENSORS": tensors}
-    return Kernel("statistics.cu", "statistics_rows", f"{size}s P I f i", {"STORAGE": CTYPES[dtype], **layout})
+def _rows_kernel(dtype: np.dtype, tensors: int, scaled: bool) -> Kernel:
+    layout = {"VECTOR": 16 // dtype.itemsize, "BATCH": _STATISTICS_BATCH, "THREADS": _STATISTICS_THREADS, "TENSORS": tensors}
+    signature = f"{_gradient_table_type(tensors).itemsize}s P f i"
+    return Kernel("statistics.cu", "statistics_rows", signature, {"STORAGE": CTYPES[dtype], "SCALED": int(scaled), **layout})
 
 
 @functools.cache
 def _reduce_kernel() -> Kernel:
-    layout = {"VECTOR": 4, "BATCH": _STATISTICS_BATCH, "TENSORS": 8}
+    layout = {"VECTOR": 4, "BATCH": 1, "THREADS": FAN_IN, "TENSORS": 8, "SCALED": 0}
     return Kernel("statistics.cu", "statistics_reduce", "P P I i", {"STORAGE": "float", **layout})
 
 
 def statistics_rows(size: int) -> int:
     """How many rows of statistics a gradient of so many numbers has."""
-    return min(max(ceil_div(size, 32), 1), FAN_IN)
+    return min(max(ceil_div(size, STATISTICS_RUN), 1), FAN_IN)
 
 
 def statistics_plan(rows: int) -> list[int]:
@@ -206,29 +207,33 @@ def gradient_report(xp: Any, gradients: Sequence[Any], unscale: float = 1.0) -> 
     """Three float32 on the device: bad (1 where any number is not finite), magnitude, squares.
 
     The norm of all gradients, divided by `unscale` first, is magnitude sqrt(squares); it neither overflows nor
-    underflows. None where the gate is shut, or a gradient is neither float32 nor half. Nothing waits.
+    underflows. None where the gate is shut, a gradient is neither float32 nor half, or `unscale` is no power of two,
+    whose reciprocal would not be exact. Nothing waits.
     """
     machine = runtime(xp)
-    if not fused() or machine is None or any(real_of(g.dtype) != FLOAT32 for g in gradients):
+    if not fused() or machine is None or math.frexp(unscale)[0] != 0.5:
         return None
-    gradients = [g if g.flags.c_contiguous else xp.ascontiguousarray(g) for g in gradients if g.size]
-    if not gradients:
-        return xp.zeros(3, FLOAT32)
-    groups: dict[tuple, list[Any]] = {}
+    if any(g.dtype != FLOAT32 and g.dtype not in HALF for g in gradients):
+        return None
+    groups: dict[tuple, list[tuple[Any, int]]] = {}
+    total = 0
     for g in gradients:
-        groups.setdefault((g.dtype, machine.address(g) & 15 == 0), []).append(g)
-    total = sum(statistics_rows(g.size) for g in gradients)
+        if g.size:
+            g = g if g.flags.c_contiguous else xp.ascontiguousarray(g)
+            address = machine.address(g)
+            groups.setdefault((g.dtype, address & 15 == 0), []).append((g, address))
+            total += statistics_rows(g.size)
+    if not groups:
+        return xp.zeros(3, FLOAT32)
     rows, done = xp.empty((total, 3), FLOAT32), 0
     for (dtype, straight), members in groups.items():
         for start in range(0, len(members), BUCKETS[-1]):
             part = members[start : start + BUCKETS[-1]]
             tensors = next(b for b in BUCKETS if b >= len(part))
-            counts = np.cumsum([0, *[statistics_rows(g.size) for g in part]])
-            table = _gradient_table([machine.address(g) for g in part], [g.size for g in part], counts, tensors)
-            grid = (ceil_div(int(counts[-1]), _WARPS), 1)
-            kernel, count = _rows_kernel(dtype, tensors), int(counts[-1])
-            kernel(grid, (32, _WARPS), table, rows[done:], count, unscale, int(straight))
-            done += count
+            table, blocks = _gradient_table(part, dtype, tensors)
+            kernel = _rows_kernel(dtype, tensors, unscale != 1.0)
+            kernel((blocks, 1), (_STATISTICS_THREADS, 1), table, rows[done:], 1.0 / unscale, int(straight))
+            done += blocks
     for left in statistics_plan(total):
         out = xp.empty((left, 3), FLOAT32)
         _reduce_kernel()((left, 1), (FAN_IN, 1), rows, out, len(rows), 0)
@@ -238,9 +243,19 @@ def gradient_report(xp: Any, gradients: Sequence[Any], unscale: float = 1.0) -> 
     return report
 
 
-def _gradient_table(addresses: list[int], sizes: list[int], firsts: Any, tensors: int) -> bytes:
-    fields = [("g", np.uint64, (tensors,)), ("size", np.int64, (tensors,)), ("first", np.uint32, (tensors + 1,))]
-    table = np.zeros((), np.dtype([*fields, ("count", np.uint32)]))
-    table["g"][: len(addresses)], table["size"][: len(sizes)] = addresses, sizes
-    table["first"][: len(firsts)], table["count"] = firsts, len(sizes)
-    return table.tobytes()
+@functools.cache
+def _gradient_table_type(tensors: int) -> np.dtype:
+    """The struct Table of statistics.cu."""
+    fields = [("g", np.uint64, (tensors,)), ("size", np.int64, (tensors,)), ("run", np.int64, (tensors,))]
+    return np.dtype([*fields, ("first", np.uint32, (tensors + 1,)), ("count", np.uint32)])
+
+
+def _gradient_table(members: list[tuple[Any, int]], dtype: np.dtype, tensors: int) -> tuple[bytes, int]:
+    table, count, width = np.zeros((), _gradient_table_type(tensors)), len(members), 16 // dtype.itemsize
+    sizes = [g.size for g, _ in members]
+    rows = [statistics_rows(size) for size in sizes]
+    table["g"][:count], table["size"][:count] = [address for _, address in members], sizes
+    table["run"][:count] = [ceil_div(ceil_div(size, parts), width) * width for size, parts in zip(sizes, rows)]
+    table["first"][1 : count + 1] = np.cumsum(rows)
+    table["count"] = count
+    return table.tobytes(), sum(rows)

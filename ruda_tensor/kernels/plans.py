@@ -10,15 +10,20 @@ LONG_GROUP = 512  # threads on a row that is too long for registers
 
 
 class Plan(NamedTuple):
-    """`group` threads per row, `rows` rows per block, `items` vectors per thread in registers (0: rows are read again)."""
+    """`group` threads per row, `rows` rows per block, `items` vectors per thread in registers (0: rows are read again).
+
+    `exact`: rows are as long as the threads together hold, so that no thread has to look where they end.
+    """
 
     vector: int
     group: int
     rows: int
     items: int
+    exact: bool = False
 
     def defines(self) -> dict[str, Any]:
-        return {"VECTOR": self.vector, "GROUP": self.group, "ROWS": self.rows, "ITEMS": self.items}
+        fields = {"VECTOR": self.vector, "GROUP": self.group, "ROWS": self.rows, "ITEMS": self.items}
+        return fields | {"EXACT": int(self.exact)}
 
     def block(self) -> tuple[int, int]:
         return self.group, self.rows
@@ -28,9 +33,37 @@ class Plan(NamedTuple):
         return min(ceil_div(rows, self.rows), MOST_BLOCKS), 1
 
 
+class Stay(NamedTuple):
+    """A plan whose blocks go from row to row: a multiprocessor holds `resident` threads at once.
+
+    `stages`: 1 where they fetch the next row into registers while they work on the present one, k > 1 where k rows lie in
+    shared memory, 0 where there is a block per group of rows and nothing to fetch ahead.
+    """
+
+    plan: Plan
+    resident: int
+    stages: int = 1
+
+    def defines(self) -> dict[str, Any]:
+        return {**self.plan.defines(), "RESIDENT": self.resident, "STAGES": self.stages}
+
+    def grid(self, rows: int, processors: int, least: int = 1) -> tuple[int, int]:
+        """As many blocks as the GPU holds at once, each with at least `least` groups of rows."""
+        if not self.stages:
+            return self.plan.grid(rows)
+        share = max(1, self.resident // (self.plan.group * self.plan.rows)) * processors
+        return max(1, min(share, ceil_div(rows, self.plan.rows * least))), 1
+
+
 def _warps(threads: int) -> int:
     """The next multiple of 32."""
     return ceil_div(threads, 32) * 32
+
+
+def row(n: int, vector: int, items: int, rows: int = 1) -> Plan:
+    """A plan with so many vectors per thread; `rows` above 1 is a warp per row."""
+    group = 32 if rows > 1 else _warps(ceil_div(ceil_div(n, vector), items))
+    return Plan(vector, group, rows, items, n == group * items * vector)
 
 
 @functools.cache
@@ -38,26 +71,33 @@ def row_plan(n: int, vector: int, kept: int) -> Plan:
     """For kernels that hold one row, and let a thread hold `kept` numbers: a warp for short rows, else a block."""
     vectors, most = ceil_div(n, vector), max(1, min(8, kept // vector))
     if vectors <= 32 * min(4, most):
-        return Plan(vector, 32, 4, ceil_div(vectors, 32))
+        return row(n, vector, ceil_div(vectors, 32), 4)
     for items, widest in ((2, 256), (4, 256), (4, 1024), (8, 1024)):
-        group = _warps(ceil_div(vectors, items))
-        if items <= most and group <= widest:
-            return Plan(vector, group, 1, items)
+        plan = row(n, vector, items)
+        if items <= most and plan.group <= widest:
+            return plan
     return Plan(vector, LONG_GROUP, 1, 0)
 
 
 @functools.cache
-def sums_plan(n: int, vector: int) -> tuple[Plan, int]:
-    """For the backward of a norm, which also holds a thread's column sums; and the threads a multiprocessor shall hold."""
+def norm_plan(n: int, vector: int) -> Stay:
+    """For the forward of a norm, which also holds a thread's weights and biases."""
+    plan = row_plan(n, vector, 32)
+    return Stay(plan, max(1024, plan.group), 0)
+
+
+@functools.cache
+def sums_plan(n: int, vector: int) -> Stay:
+    """For the backward of a norm, which also holds a thread's column sums."""
     vectors = ceil_div(n, vector)
-    if vectors <= 64:
+    if vectors <= 32 * (4 if vector <= 4 else 3):
         items = ceil_div(vectors, 32)
-        return Plan(vector, 32, 8, items), 1024 if items == 1 else 512
+        return Stay(row(n, vector, items, 8), 1024 if items == 1 else 512)
     for items, widest, resident in ((1, 512, 1024), (2, 512, 512), (4, 512 if vector <= 4 else 0, 512)):
-        group = _warps(ceil_div(vectors, items))
-        if group <= widest:
-            return Plan(vector, group, 1, items), max(resident, group)
+        plan = row(n, vector, items)
+        if plan.group <= widest:
+            return Stay(plan, max(resident, plan.group))
     if vector == 1 and vectors <= 8192:
-        group = _warps(ceil_div(vectors, 8))
-        return Plan(vector, group, 1, 8), group
-    return Plan(vector, LONG_GROUP, 1, 0), 1024
+        plan = row(n, vector, 8)
+        return Stay(plan, plan.group)
+    return Stay(Plan(vector, LONG_GROUP, 1, 0), 1024)

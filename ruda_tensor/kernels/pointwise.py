@@ -18,6 +18,7 @@ _SIGNATURES = {
     "silu_mul_forward": "P P P q",
     "silu_mul_backward": "P P P P P q",
 }
+BATCHES = {"activation_forward": 4, "activation_backward": 2, "silu_mul_forward": 2, "silu_mul_backward": 2, "dropout": 2}
 
 
 @functools.cache
@@ -26,8 +27,8 @@ def _kernel(source: str, name: str, dtype: np.dtype, vector: int, batch: int, ki
     return Kernel(source, name, _SIGNATURES[name], defines)
 
 
-def _run(xp: Any, source: str, name: str, size: int, arrays: tuple, batch: int, kind: int = 0) -> None:
-    dtype = arrays[0].dtype
+def _run(xp: Any, source: str, name: str, size: int, arrays: tuple, kind: int = 0) -> None:
+    dtype, batch = arrays[0].dtype, BATCHES[name]
     vector = 16 // dtype.itemsize if aligned(xp, *arrays) else 1
     kernel = _kernel(source, name, dtype, vector, batch, kind)
     kernel((ceil_div(size, THREADS * vector * batch), 1), (THREADS, 1), *arrays, size)
@@ -39,7 +40,7 @@ def activation_forward(xp: Any, kind: str, x: Any) -> Any:
         return None
     (x,) = contiguous(xp, x)
     out = xp.empty(x.shape, x.dtype)
-    _run(xp, "activation.cu", "activation_forward", x.size, (x, out), 4, ACTIVATIONS[kind])
+    _run(xp, "activation.cu", "activation_forward", x.size, (x, out), ACTIVATIONS[kind])
     return out
 
 
@@ -49,7 +50,7 @@ def activation_backward(xp: Any, kind: str, g: Any, x: Any) -> Any:
         return None
     g, x = contiguous(xp, g, x)
     dx = xp.empty(x.shape, x.dtype)
-    _run(xp, "activation.cu", "activation_backward", x.size, (g, x, dx), 2, ACTIVATIONS[kind])
+    _run(xp, "activation.cu", "activation_backward", x.size, (g, x, dx), ACTIVATIONS[kind])
     return dx
 
 
@@ -59,7 +60,7 @@ def silu_mul_forward(xp: Any, gate: Any, up: Any) -> Any:
         return None
     gate, up = contiguous(xp, gate, up)
     out = xp.empty(gate.shape, gate.dtype)
-    _run(xp, "silu_mul.cu", "silu_mul_forward", gate.size, (gate, up, out), 2)
+    _run(xp, "silu_mul.cu", "silu_mul_forward", gate.size, (gate, up, out))
     return out
 
 
@@ -69,14 +70,14 @@ def silu_mul_backward(xp: Any, g: Any, gate: Any, up: Any, needs: tuple[bool, bo
         return None
     g, gate, up = contiguous(xp, g, gate, up)
     dgate, dup = (xp.empty(gate.shape, gate.dtype) if need else None for need in needs)
-    _run(xp, "silu_mul.cu", "silu_mul_backward", gate.size, (g, gate, up, dgate, dup), 2)
+    _run(xp, "silu_mul.cu", "silu_mul_backward", gate.size, (g, gate, up, dgate, dup))
     return dgate, dup
 
 
 @functools.cache
-def _dropout(dtype: np.dtype) -> Kernel:
+def _dropout(dtype: np.dtype, batch: int) -> Kernel:
     real = "d" if dtype == np.float64 else "f"
-    defines = {"STORAGE": CTYPES[dtype], "VECTOR": max(4, 16 // dtype.itemsize), "BATCH": 2}
+    defines = {"STORAGE": CTYPES[dtype], "VECTOR": max(4, 16 // dtype.itemsize), "BATCH": batch}
     return Kernel("dropout.cu", "dropout", f"P P q Q Q P {real} I i", defines)
 
 
@@ -90,7 +91,7 @@ def dropout(xp: Any, x: Any, *, p: float, seed: Any, offset: int) -> Any:
     if opened(xp, x) is None or not 0 <= last < 2**32:
         return None
     (x,) = contiguous(xp, x)
-    out, kernel = xp.empty(x.shape, x.dtype), _dropout(x.dtype)
+    out, kernel = xp.empty(x.shape, x.dtype), _dropout(x.dtype, BATCHES["dropout"])
     per_block = THREADS * kernel.defines["VECTOR"] * kernel.defines["BATCH"]
     grid, vector = (ceil_div(x.size, per_block), 1), int(aligned(xp, x, out))
     kernel(grid, (THREADS, 1), x, out, x.size, seed % 2**64, offset % 2**64, state, 1 / (1 - p), last, vector)

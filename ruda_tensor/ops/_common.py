@@ -9,12 +9,18 @@ import numpy as np
 from .. import backend
 from ..devices import Device
 from ..dtypes import FLOATING, as_dtype, promote_types, weak_result
+from ..kernels import copies
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 
-_cast = Primitive(
-    "astype", lambda xp, x, *, dtype: x.astype(dtype), half="storage", poles=True, dx=lambda g, x_dtype: cast(g, x_dtype)
-)
+
+
+def _cast_forward(xp: Any, x: Any, *, dtype: np.dtype) -> Any:
+    found = copies.cast(xp, x, dtype)
+    return x.astype(dtype) if found is None else found
+
+
+_cast = Primitive("astype", _cast_forward, half="storage", poles=True, dx=lambda g, x_dtype: cast(g, x_dtype))
 
 
 def cast(x: Tensor, dtype: np.dtype) -> Tensor:

@@ -64,11 +64,11 @@ def _batch_expression(
 _SOURCES = "norm_forward.cu norm_backward.cu columns.cu columns_finish.cu"
 _layer_norm = Composite(
     "layer_norm", _layer_expression, layer_forward, layer_backward, keeps="x weight",
-    fused=Fused(_SOURCES, norms.layer_forward, norms.layer_backward),
+    fused=Fused(_SOURCES, norms.layer_forward, norms.layer_backward, adds=True),
 )  # fmt: skip
 _rms_norm = Composite(
     "rms_norm", _rms_expression, rms_forward, rms_backward, keeps="x weight",
-    fused=Fused(_SOURCES, norms.rms_forward, norms.rms_backward),
+    fused=Fused(_SOURCES, norms.rms_forward, norms.rms_backward, adds=True),
 )  # fmt: skip
 _batch_norm = Composite("batch_norm", _batch_expression, batch_forward, batch_backward, keeps="x weight m shift")
 
@@ -94,6 +94,10 @@ def _check_eps(name: str, eps: Any) -> float:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
         raise ValueError(f"{name}: eps must be a number >= 0, got {eps!r}; write eps=1e-5")
     return float(eps)
+
+
+def _rms_eps(x: Tensor, eps: Any) -> float:
+    return float(ml_dtypes.finfo(x.dtype).eps) if eps is None else _check_eps("rms_norm", eps)
 
 
 def _normalized(name: str, x: Tensor, weight: Any, shape: Any) -> tuple[int, ...]:
@@ -154,7 +158,7 @@ def rms_norm(
     """
     name = "rms_norm"
     x = floating(x, name)
-    eps = float(ml_dtypes.finfo(x.dtype).eps) if eps is None else _check_eps(name, eps)
+    eps = _rms_eps(x, eps)
     shape = _normalized(name, x, weight, normalized_shape)
     return call(_rms_norm, (x, _vector(name, "weight", weight, x, shape)), {"axes": len(shape), "eps": eps})
 

@@ -115,6 +115,39 @@ def norm(xp: Any, rng: Any, dtype: np.dtype, rows: int, n: int, *, rms: bool = F
     return results
 
 
+def residual(xp: Any, rng: Any, dtype: np.dtype, rows: int, n: int, *, rms: bool = False, weights: str = "same",
+             needs: tuple = (True, True, True), shift: int = 0, added: Any = None) -> list:  # fmt: skip
+    """The norm of a sum, forward, and backward with the gradient that reaches the sum on another way."""
+    kind = {"same": dtype, "real": real_of(dtype), "none": None}[weights]
+    x, other, g, more = (draw(rng, (rows, n), dtype, 0.5) for _ in range(4))
+    w = None if kind is None else draw(rng, n, kind)
+    b = None if kind is None or rms else draw(rng, n, kind)
+    needs = (True, needs[1] and w is not None, needs[2] and b is not None)
+    total = (x.astype(real_of(dtype)) + other.astype(real_of(dtype))).astype(dtype)
+    S, G = total.astype(float), g.astype(float)
+    W, B = (None if v is None else v.astype(float) for v in (w, b))
+    x, other, g, more = (put(xp, v, shift) for v in (x, other, g, more.astype(added or dtype)))
+    w, b = (None if v is None else put(xp, v, shift) for v in (w, b))
+    at = {"axes": 1, "eps": 1e-5}
+    out, _, r = reference.layer_norm(S, W, B, 1e-5, rms)
+    if rms:
+        s, *found = norms.rms_forward_add(xp, x, other, w, **at)
+        gradients = [*norms.rms_backward(xp, g, s, w, found[1], needs=needs[:2], add=more, **at), None]
+    else:
+        s, *found = norms.layer_forward_add(xp, x, other, w, b, **at)
+        gradients = list(norms.layer_backward(xp, g, s, w, *found[1:], needs=needs, add=more, **at))
+    assert backend.to_host(s).tobytes() == total.tobytes()
+    close(found[0], out, slack=32, name="out")
+    close(found[-1], r, slack=8, name="scale")
+    dx, dw, db = reference.layer_norm_backward(G, S, W, 1e-5, rms)
+    close(gradients[0], dx + wide(more), slack=64, scale=4 * max(1.0, np.abs(dx).max()) + np.abs(wide(more)), name="ds")
+    for name, gradient, expected, need in (("dweight", gradients[1], dw, needs[1]), ("dbias", gradients[2], db, needs[2])):
+        assert (gradient is not None) == bool(need), name
+        if need:
+            close(gradient, expected, slack=64, scale=np.sqrt(rows) * 8, name=name)
+    return [s, *found, *gradients]
+
+
 def softmaxes(xp: Any, rng: Any, dtype: np.dtype, rows: int, n: int, *, log: bool, shift: int = 0) -> list:
     """softmax or log_softmax, forward and backward."""
     x, g = draw(rng, (rows, n), dtype), draw(rng, (rows, n), dtype)
@@ -179,6 +212,24 @@ def activations(xp: Any, rng: Any, dtype: np.dtype, kind: str, rows: int, n: int
     if db is not None:
         close(db, dz.sum(0), slack=64, scale=8 * np.sqrt(rows), name="dbias")
     return [out, dx, db]
+
+
+def every_half(xp: Any, dtype: np.dtype, kind: str) -> None:
+    """An activation of all numbers of a half type is the float64 one rounded, but for a few that lie beside a middle."""
+    x = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
+    with np.errstate(all="ignore"):
+        X = x.astype(float)
+        value, slope = reference.activation(kind, X)
+    finite = np.isfinite(X)
+    out = pointwise.activation_forward(xp, kind, put(xp, x))
+    dx = pointwise.activation_backward(xp, kind, put(xp, np.ones_like(x)), put(xp, x))
+    for name, found, exact in (("value", wide(out), value), ("slope", wide(dx), slope)):
+        assert np.isnan(found[np.isnan(X)]).all() and (name == "slope" or found[X == np.inf] == np.inf)
+        found, exact = found[finite], exact[finite]
+        allowed = 1.01 * _UNIT[dtype] * np.abs(exact) + 2.0**-21 * (np.abs(exact) + (name == "slope")) + 2 * _TINY[dtype]
+        wrong = ~(np.abs(found - exact) <= allowed)
+        assert not wrong.any(), f"{kind} {name}: at {X[finite][wrong][:5]} {found[wrong][:5]} for {exact[wrong][:5]}"
+        assert np.mean(found == exact.astype(dtype).astype(float)) > 0.97, f"{kind} {name}"
 
 
 def gated(xp: Any, rng: Any, dtype: np.dtype, size: int, *, needs: tuple = (True, True), shift: int = 0) -> list:

@@ -17,7 +17,7 @@ from ruda_tensor.kernels import (
     softmax,
 )
 from ruda_tensor.kernels.launch import Kernel
-from ruda_tensor.kernels.plans import row_plan, sums_plan
+from ruda_tensor.kernels.plans import norm_plan, row_plan, sums_plan
 
 ARCHITECTURES = (75, 80, 90, 100)
 LEAST = {"attention_forward.cu": 80, "attention_backward.cu": 80}  # the architecture that a source needs
@@ -32,11 +32,13 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
     for dtype, n, straight in ROWS:
         vector = 16 // dtype.itemsize if straight else 1
         where = f"{dtype} rows of {n}"
-        forward, (sums, resident) = row_plan(n, vector, 32), sums_plan(n, vector)
-        flags = (True, sums.items > 0, sums.items > 0)
-        yield f"layer_norm forward, {where}", norms._forward(dtype, dtype, forward, 0)
-        yield f"layer_norm backward, {where}", norms._backward(dtype, dtype, sums, resident, 0, flags)
-        yield f"rms_norm backward, {where}", norms._backward(dtype, dtype, sums, resident, 1, (*flags[:2], False))
+        forward, stay, sums = row_plan(n, vector, 32), norm_plan(n, vector), sums_plan(n, vector)
+        held = sums.plan.items > 0
+        flags = (True, held, held)
+        for add, what in ((0, ""), (1, " of a sum")):
+            yield f"layer_norm forward{what}, {where}", norms._forward(dtype, dtype, stay, 0, add)
+            yield f"layer_norm backward{what}, {where}", norms._backward(dtype, dtype, sums, 0, flags, dtype if add else None)
+        yield f"rms_norm backward, {where}", norms._backward(dtype, dtype, sums, 1, (*flags[:2], False))
         yield f"softmax forward, {where}", softmax._kernel("softmax_forward", "P P q i", dtype, forward, 0)
         back = row_plan(n, vector, 4 * vector)
         yield f"softmax backward, {where}", softmax._kernel("softmax_backward", "P P P q i", dtype, back, 0)
@@ -67,27 +69,32 @@ def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
     yield f"attention_hopper_rows, {where}", attention_hopper._rows(dtype, d)
 
 
+def _columns(name, dtype, vector: int, kind: int) -> Kernel:
+    return columns._kernel(name, dtype, dtype, vector, kind, columns.tile_of(name, 4096, vector))
+
+
 def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
     vector, where = 16 // dtype.itemsize if straight else 1, f"{dtype} {'in vectors' if straight else 'one by one'}"
-    for name, batch in (("activation_forward", 4), ("activation_backward", 2)):
+    for name in ("activation_forward", "activation_backward"):
         for kind in ("gelu", "gelu_tanh"):
-            kernel = pointwise._kernel("activation.cu", name, dtype, vector, batch, columns.ACTIVATIONS[kind])
+            kernel = pointwise._kernel("activation.cu", name, dtype, vector, pointwise.BATCHES[name], columns.ACTIVATIONS[kind])
             yield f"{kind} {name}, {where}", kernel
     for name in ("silu_mul_forward", "silu_mul_backward"):
-        yield f"{name}, {where}", pointwise._kernel("silu_mul.cu", name, dtype, vector, 2, 0)
+        yield f"{name}, {where}", pointwise._kernel("silu_mul.cu", name, dtype, vector, pointwise.BATCHES[name], 0)
     for name in ("bias_activation_forward", "bias_activation_backward", "activation_again"):
-        yield f"gelu_tanh {name}, {where}", columns._kernel(name, dtype, dtype, vector, 1)
-    yield f"columns_sum, {where}", columns._kernel("columns_sum", dtype, dtype, vector, -1)
-    yield f"columns_norm, {where}", columns._kernel("columns_norm", dtype, dtype, vector, -2)
+        yield f"gelu_tanh {name}, {where}", _columns(name, dtype, vector, 1)
+    yield f"columns_sum, {where}", _columns("columns_sum", dtype, vector, -1)
+    yield f"columns_norm, {where}", _columns("columns_norm", dtype, vector, -2)
     if straight:
-        yield f"columns_finish, {dtype}", columns._finish(dtype)
-        yield f"dropout, {dtype}", pointwise._dropout(dtype)
+        for wide in (8, 32):
+            yield f"columns_finish, {wide} wide, {dtype}", columns._finish(dtype, wide)
+        yield f"dropout, {dtype}", pointwise._dropout(dtype, pointwise.BATCHES["dropout"])
         yield f"cross_entropy_total, {dtype}", cross_entropy._reduce("cross_entropy_total", dtype)
         master = dtype == BFLOAT16
         kernel = optimizer._kernel(optimizer.Shape("adamw"), dtype, dtype, master, 512)
         yield f"adamw, {dtype}{' with masters' if master else ''}", kernel
         if dtype != FLOAT64:
-            yield f"statistics_rows, {dtype}", optimizer._rows_kernel(dtype, 512)
+            yield f"statistics_rows, {dtype}", optimizer._rows_kernel(dtype, 512, False)
     yield f"rotary, {where}", rotary._kernel(dtype, vector)
     for name in ("segments_sum", "segments_finish"):
         yield f"{name}, {where}", segments._sum(name, dtype, vector)

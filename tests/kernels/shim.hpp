@@ -224,6 +224,8 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 #define __expf expf  // the C library has functions of these names
 #define __logf logf
 static inline float normcdff(float x) { return (float)(0.5 * erfc(-(double)x * 0.7071067811865476)); }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+#define __expf expf  // the C library has a function of that name
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }
 
 // IEEE half precision, to nearest with ties to even.

@@ -109,6 +109,12 @@ def test_activations(xp, rng, dtype, kind):
         cases.activations(xp, rng, dtype, kind, 1000, 264, bias="same", needs=needs)
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_activations_of_all_halves(xp, dtype, kind):
+    cases.every_half(xp, dtype, kind)
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 def test_silu_mul_and_dropout(xp, rng, dtype):
     for size in (1, 7, 100_003):

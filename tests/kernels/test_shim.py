@@ -150,3 +150,11 @@ def test_special_values(dtype, n, rng):
     xp = module()
     _special.check(xp, dtype, n, rng)
     xp.check()
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"] if ALL else ["gelu"])
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_activations_of_all_halves(dtype, kind):
+    xp = module()
+    cases.every_half(xp, dtype, kind)
+    xp.check()
