@@ -65,8 +65,8 @@ def test_the_rows_that_fill_up_the_table_take_no_part_in_the_loss(gpt2, loaded):
 def test_it_comes_near_in_fewer_bits(loaded, device, dtype):
     scores = loaded(dtype=dtype, device=device)(rt.tensor(IDS, device=device)).astype(rt.float32).numpy()
     expected = np.stack([forward(CHECKPOINT, ids, HEADS) for ids in IDS])
-    apart = np.abs(scores[..., :VOCABULARY] - expected).max() / expected.std()
-    assert apart < (1e-5 if dtype == "float32" else 0.15)
+    apart = np.abs(scores[..., :VOCABULARY] - expected).mean() / expected.std()
+    assert apart < (3e-6 if dtype == "float32" else 0.03)  # a wrong scale, order or bias is at 0.1 and above
 
 
 def test_only_the_positions_of_the_context_are_taken(loaded):

@@ -27,6 +27,7 @@ LAYOUTS = [
     (FLOAT32, FLOAT32, False),
     (FLOAT64, FLOAT64, False),
     (BFLOAT16, BFLOAT16, True),
+    (FLOAT32, FLOAT32, True),
     (FLOAT16, FLOAT32, True),
     (FLOAT16, FLOAT16, False),
 ]

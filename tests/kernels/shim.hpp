@@ -209,7 +209,6 @@ static inline unsigned __ballot_sync(unsigned mask, bool mine) {
     if (mask != 0xffffffffu) shim::fail("a vote of part of a warp");
     return shim::vote(mine);
 }
-static inline void __syncwarp() { shim::wait_as(shim::AT_WARP); }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __any_sync(unsigned mask, int value) {
     int any = value != 0;
