@@ -66,3 +66,12 @@ def test_an_unknown_section_is_refused_by_name():
 def test_the_same_script_runs_on_a_gpu():
     done = bench("overhead", "--device", "cuda", "--rounds", 2, "--slot", 0.001)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_step_of_gpt2_is_measured_eager_and_recorded():
+    sizes = ("--size", "tiny", "--batch", "2", "--length", "64", "--rounds", "1", "--calls", "2", "--no-peers")
+    command = [sys.executable, "-m", "benchmarks.gpt2", *sizes]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert "| ruda, eager |" in done.stdout and "| ruda |" in done.stdout
