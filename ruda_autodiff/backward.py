@@ -26,6 +26,11 @@ _wrap = Tensor._wrap
 _HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
+@rt.fuse
+def _wide_sum(x: Tensor, y: Tensor) -> Tensor:
+    return rt.astype(x, FLOAT32) + rt.astype(y, FLOAT32)
+
+
 class GraphConsumed(RuntimeError):
     """A second backward through a graph that an earlier one has emptied."""
 
@@ -75,6 +80,9 @@ class Walk:
         grads = self.grads
         old = grads.get(node)
         if node.dtype in HALF:
+            if old is not None and g.device.launches:
+                grads[node] = _wide_sum(old, g)
+                return
             if old is not None:
                 g = rt.astype(g, FLOAT32)
                 old = rt.astype(old, FLOAT32)
