@@ -150,3 +150,15 @@ def test_a_primitive_of_one_s_own_is_generated_too(place):
     assert kernels == Counter({"fused_backward": 1})
     x, seed = x.numpy().astype(float), seed_of(y).numpy().astype(float)
     np.testing.assert_allclose(g[leaf].numpy(), seed / (1 + np.abs(x)) ** 2, rtol=2e-3, atol=1e-6)
+
+
+def test_numpy_s_other_names_and_operators_in_a_body(place):
+    def body(xp, x):
+        return xp.absolute(x) ** 2 + xp.clip(x, -0.5, 0.5) ** 3 - xp.divide(xp.square(x), 2.0) + xp.reciprocal(x + 9.0) + -x
+
+    op = Primitive("several", body, dx=lambda g: g)
+    (x,) = draw(place, rt.bfloat16, (4, 9))
+    y, kernels = launched(lambda: apply(op, (x,)))
+    assert kernels == ONE
+    with use_fused(False):
+        np.testing.assert_allclose(y.numpy().astype(float), apply(op, (x,)).numpy().astype(float), rtol=2.0**-7)
