@@ -27,6 +27,11 @@ _wrap = Tensor._wrap
 _HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
+@rt.fuse
+def _wide_sum(x: Tensor, y: Tensor) -> Tensor:
+    return rt.astype(x, FLOAT32) + rt.astype(y, FLOAT32)
+
+
 class GraphConsumed(RuntimeError):
     """A second backward through a graph that an earlier one has emptied."""
 
@@ -90,7 +95,7 @@ class Walk:
                 if second is None:
                     self.seconds[node] = g
                     return
-                old = rt.add(rt.astype(old, FLOAT32), rt.astype(second, FLOAT32))
+                old = _wide_sum(old, second)
                 grads[node] = old
                 if self.order == 1:
                     self.owned.add(node)

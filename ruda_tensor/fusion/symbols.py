@@ -167,6 +167,11 @@ class Symbol:
             raise FusionError("a change of shape")
         return self
 
+    def __pow__(self, n: Any) -> Symbol:
+        if isinstance(n, (int, float)) and n == 2:
+            return self.graph.call("multiply", self, self)
+        return self.graph.call("power", self, n)
+
     def host(self) -> Any:
         raise FusionError("the value of a tensor")
 
@@ -215,6 +220,15 @@ class Namespace:
         self.graph = graph
         self.where = graph.where
 
+    def square(self, x: Symbol) -> Symbol:
+        return self.graph.call("multiply", x, x)
+
+    def reciprocal(self, x: Symbol) -> Symbol:
+        return self.graph.call("true_divide", 1.0, x)
+
+    def clip(self, x: Symbol, low: Any, high: Any) -> Symbol:
+        return self.minimum(self.maximum(x, low), high)
+
     def asarray(self, x: Any) -> Symbol:
         kind = BOOL if isinstance(x, bool) else FLOAT64 if isinstance(x, float) else np.dtype("int64")
         return self.graph.symbol(x, kind)
@@ -244,9 +258,11 @@ class Namespace:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in _FUNCTIONS:
-            return lambda *args: self.graph.call(name, *args)
+        op = _ALSO.get(name, name)
+        if op in _FUNCTIONS:
+            return lambda *args: self.graph.call(op, *args)
         raise FusionError(f"'{name}'")
 
 
 _FUNCTIONS = COMPARISONS | ARITHMETIC | LOGICAL | BITWISE | QUESTIONS | SAME | WHOLE | MATHEMATICS | {"true_divide"}
+_ALSO = {"absolute": "abs", "fabs": "abs", "divide": "true_divide", "round": "rint"}

@@ -25,10 +25,11 @@ class Program:
     """The lines of a kernel that makes `outs` of `inputs` and numbers.
 
     In them `LOADED_j(k)` is number k of input j, `p0` the first of the numbers, and `b0.at[k]` number k of a result.
-    `quick`: contraction of products and sums is allowed. `plans` remembers how arrays of some layout are read.
+    `quick`: contraction of products and sums is allowed. `plans` remembers how arrays of some layout are read, and `kernels`
+    what reads them so.
     """
 
-    __slots__ = ("name", "inputs", "numbers", "outs", "lines", "quick", "plans")
+    __slots__ = ("name", "inputs", "numbers", "outs", "lines", "quick", "plans", "kernels")
 
     def __init__(
         self, name: str, inputs: tuple[np.dtype, ...], numbers: tuple[np.dtype, ...], outs: tuple[np.dtype, ...],
@@ -36,6 +37,7 @@ class Program:
     ) -> None:
         self.name, self.inputs, self.numbers, self.outs, self.lines, self.quick = name, inputs, numbers, outs, lines, quick
         self.plans: dict[tuple, tuple | None] = {}
+        self.kernels: dict[Reading, Kernel] = {}
 
 
 class Reading(NamedTuple):
@@ -136,6 +138,9 @@ MOST_KERNELS = 4096
 
 def kernel(program: Program, how: Reading) -> Kernel:
     """The kernel of a program for one way of reading, compiled when it is first launched; equal texts are one kernel."""
+    known = program.kernels.get(how)
+    if known is not None:
+        return known
     written = text(program, how)
     key = f"{how.vector} {how.batch} {program.quick} {written}"
     found = _kernels.get(key)
@@ -150,6 +155,7 @@ def kernel(program: Program, how: Reading) -> Kernel:
         if len(_kernels) >= MOST_KERNELS:
             _kernels.clear()
         found = _kernels[key] = Kernel("fused.cuh", program.name, signature, defines, options, text=written)
+    program.kernels[how] = found
     return found
 
 

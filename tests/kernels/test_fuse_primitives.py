@@ -88,6 +88,16 @@ def test_one_kernel_is_for_all_shapes_and_all_numbers(place, monkeypatch):
     assert not made
 
 
+def test_contributions_to_a_half_gradient_are_added_in_float32_by_one_kernel_each(place):
+    x, y = (t.require_grad() for t in draw(place, rt.bfloat16, (5, 33), (5, 33)))
+    out = x + x + y + x
+    seed = rt.full(out.shape, 1.0 + 2.0**-7, dtype=rt.bfloat16, device=place)
+    g, kernels = launched(lambda: backward(out, seed=seed))
+    assert kernels == Counter({"fused_forward": 2})
+    assert (g[x].astype(rt.float32).numpy() == rt.full((5, 33), 3 + 3 * 2.0**-7, dtype=rt.bfloat16, device=place).numpy()).all()
+    assert g[x].dtype == g[y].dtype == rt.bfloat16 and (g[y].numpy() == seed.numpy()).all()
+
+
 def test_broadcast_halves_give_gradients_of_their_own_shape(place):
     x, row, column = (t.require_grad() for t in draw(place, rt.bfloat16, (300, 40), (40,), (300, 1)))
     y = x * row + column
@@ -140,3 +150,15 @@ def test_a_primitive_of_one_s_own_is_generated_too(place):
     assert kernels == Counter({"fused_backward": 1})
     x, seed = x.numpy().astype(float), seed_of(y).numpy().astype(float)
     np.testing.assert_allclose(g[leaf].numpy(), seed / (1 + np.abs(x)) ** 2, rtol=2e-3, atol=1e-6)
+
+
+def test_numpy_s_other_names_and_operators_in_a_body(place):
+    def body(xp, x):
+        return xp.absolute(x) ** 2 + xp.clip(x, -0.5, 0.5) ** 3 - xp.divide(xp.square(x), 2.0) + xp.reciprocal(x + 9.0) + -x
+
+    op = Primitive("several", body, dx=lambda g: g)
+    (x,) = draw(place, rt.bfloat16, (4, 9))
+    y, kernels = launched(lambda: apply(op, (x,)))
+    assert kernels == ONE
+    with use_fused(False):
+        np.testing.assert_allclose(y.numpy().astype(float), apply(op, (x,)).numpy().astype(float), rtol=2.0**-7)
