@@ -7,10 +7,10 @@ from typing import Any
 
 from ..devices import Device
 from ..dtypes import FLOAT32, FLOATING, HALF
-from ..kernels.gate import fused
+from ..kernels.gate import fused, use_fused
 from ..kernels.generated import run
 from ..operation import Composite, Fused, Primitive, apply, call, install_generator
-from ..tensor import Tensor
+from ..tensor import Tensor, common_device
 from .codegen import program
 from .evaluate import evaluate
 from .symbols import FusionError
@@ -43,9 +43,31 @@ class Kind:
         return found
 
     def __call__(self, inputs: tuple) -> Tensor:
-        if self.dtype not in FLOATING:
-            inputs = tuple([x.detach() if isinstance(x, Tensor) else x for x in inputs])
-        return call(self.operation(tuple([isinstance(x, Tensor) and x._node is not None for x in inputs])), inputs)
+        device, tracked = self.device, False
+        for x in inputs:
+            if isinstance(x, Tensor):
+                tracked = tracked or x._node is not None
+                if x.device is not device:
+                    common_device(getattr(self.f, "__name__", "fuse"), device, x.device)
+        if tracked and self.dtype in FLOATING:
+            return call(self.operation(tuple([isinstance(x, Tensor) and x._node is not None for x in inputs])), inputs)
+        arrays = [x._data if isinstance(x, Tensor) else x for x in inputs]
+        if not device.guarded:
+            return Tensor._wrap(self.ahead(device.xp, *arrays), device)
+        with device.guard():
+            return Tensor._wrap(self.ahead(device.xp, *arrays), device)
+
+    def ahead(self, xp: Any, *arrays: Any) -> Any:
+        """The raw result, by the kernel or by the function itself."""
+        shape = arrays[self.reads[0]].shape if self.free else self.shape
+        found = run(xp, self.program, shape, [arrays[i] for i in self.reads], [arrays[i] for i in self.given])
+        return self.plain(xp, *arrays) if found is None else found[0]
+
+    def plain(self, xp: Any, *arrays: Any) -> Any:
+        """The raw result of the function itself."""
+        device = self.device
+        with use_fused(False):  # an elementwise primitive of half types would come back here
+            return self.f(*[Tensor._wrap(a, device) if isinstance(a, device.array_type) else a for a in arrays])._data
 
 
 def _without_numbers(x: Tensor) -> Tensor:
@@ -67,8 +89,8 @@ class Generated(Composite):
         self.kind, self.needs = kind, needs
         self.name = getattr(kind.f, "__name__", "fused")
         self.expression = kind.f
-        self.fused = Fused("fused.cuh", self.ahead, self.back)
-        self.forward, self.backward = self.plain, self.back
+        self.fused = Fused("fused.cuh", kind.ahead, self.back)
+        self.forward, self.backward = kind.plain, self.back
         self.inputs = tuple([f"x{i}" for i in range(len(needs))])
         self.memory_bound = True
         self.derivative: Derivative | None = None
@@ -79,16 +101,6 @@ class Generated(Composite):
         if self.derivative is None:
             self.derivative = Derivative(self.kind, self.needs)
         return self.derivative.keeps
-
-    def ahead(self, xp: Any, *arrays: Any) -> Any:
-        kind = self.kind
-        shape = arrays[kind.reads[0]].shape if kind.free else kind.shape
-        found = run(xp, kind.program, shape, [arrays[i] for i in kind.reads], [arrays[i] for i in kind.given])
-        return self.plain(xp, *arrays) if found is None else found[0]
-
-    def plain(self, xp: Any, *arrays: Any) -> Any:
-        device = self.kind.device
-        return self.expression(*[Tensor._wrap(a, device) if isinstance(a, device.array_type) else a for a in arrays])._data
 
     def back(self, xp: Any, g: Any, *kept: Any, needs: tuple[bool, ...]) -> list[Any]:
         assert self.derivative is not None

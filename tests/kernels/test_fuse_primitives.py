@@ -162,3 +162,17 @@ def test_numpy_s_other_names_and_operators_in_a_body(place):
     assert kernels == ONE
     with use_fused(False):
         np.testing.assert_allclose(y.numpy().astype(float), apply(op, (x,)).numpy().astype(float), rtol=2.0**-7)
+
+
+@pytest.mark.parametrize("dtype", [rt.float32, rt.bfloat16], ids=str)
+def test_too_many_unlike_axes_go_to_the_plain_bodies(place, dtype):
+    (x,) = draw(place, dtype, (2, 3) * 5)
+    turned = rt.permute_dims(x, tuple(range(8, -1, -2)) + tuple(range(9, 0, -2)))
+    f = rt.fuse(lambda x, y: x * y + 1.0)
+    leaf, other = turned.require_grad(), rt.reshape(x, turned.shape)
+    for g in (f, lambda x, y: x * y + 1.0):
+        y, kernels = launched(lambda g=g: g(leaf, other))
+        a = y.detach().astype(rt.float32).numpy()
+        np.testing.assert_allclose(a, turned.astype(rt.float32).numpy() * other.astype(rt.float32).numpy() + 1, rtol=0.02, atol=0.02)
+        dx = backward(y, seed=rt.full(y.shape, 1.0, dtype=dtype, device=place))[leaf]
+        assert kernels["fused_forward"] <= 1 and (dx.numpy() == other.numpy()).all() and dx.dtype == dtype
