@@ -19,8 +19,8 @@ DEVICE Task task_of(const Sizes& n, int blocks) {
     return {rest / count, unit / n.heads, unit % n.heads};
 }
 
-// Round a warp's 16 M rows of D sums to storage by way of its part of shared memory, and store 16 bytes a lane.
-template <class S, int D, int M>
+// Round a warp's 16 M rows of D sums to storage by way of its part of shared memory, and store W of them, 16 bytes a lane.
+template <class S, int D, int W, int M>
 DEVICE void store_rows(const float (&sums)[M][D / 8][4], unsigned char* memory, S* to, int stride, int valid, int lane) {
     __syncwarp();
     UNROLL for (int t = 0; t < M; ++t)
@@ -34,7 +34,8 @@ DEVICE void store_rows(const float (&sums)[M][D / 8][4], unsigned char* memory, 
     const int chunks = D / 8, step = 32 / chunks, chunk = lane % chunks;
     UNROLL for (int i = 0; i < M * 16 / step; ++i) {
         const int row = i * step + lane / chunks;
-        if (row < valid) store(to + row * stride + chunk * 8, load<8>(reinterpret_cast<S*>(memory + chunk_at<D>(row, chunk))));
+        if (row < valid && chunk * 8 < W)
+            store(to + row * stride + chunk * 8, load<8>(reinterpret_cast<S*>(memory + chunk_at<D>(row, chunk))));
     }
 }
 
@@ -81,7 +82,10 @@ DEVICE void multiply_sums(float (&d)[M][D / 8][4], const float (&p)[M][N / 8][4]
     UNROLL for (int k = 0; k < N / 16; ++k) {
         u32 a[M][4];
         UNROLL for (int t = 0; t < M; ++t)
-            UNROLL for (int i = 0; i < 4; ++i) a[t][i] = pack<S>(p[t][2 * k + i / 2][i % 2 * 2], p[t][2 * k + i / 2][i % 2 * 2 + 1]);
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const float(&pair)[4] = p[t][2 * k + i / 2];
+                a[t][i] = pack<S>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            }
         UNROLL for (int n = 0; n < D / 16; ++n) {
             u32 b[4];
             load_transposed(b, (b_at ^ (n * 32)) + k * 16 * D * 2);

@@ -5,6 +5,7 @@
 
 #define OWN (WARPS * 16 * TILES)  // rows of a block: queries in the first kernel, keys in the second
 #define OWN_BYTES (OWN * HEAD * 2)
+#define THREADS (WARPS * 32)
 #define TILE_BYTES (COLUMNS * HEAD * 2)
 #define KEPT (KEEP ? TILES : 1)
 #define KEPT_STEPS (KEEP ? HEAD / 16 : 1)
@@ -15,7 +16,7 @@ DEVICE void load_rows(u32 (&rows)[TILES][HEAD / 16][4], const STORAGE* out, int 
         UNROLL for (int k = 0; k < HEAD / 16; ++k)
             UNROLL for (int i = 0; i < 4; ++i) {
                 const int row = t * 16 + lane / 4 + i % 2 * 8, column = k * 16 + i / 2 * 8 + lane % 4 * 2;
-                rows[t][k][i] = row < valid ? *reinterpret_cast<const u32*>(out + row * stride + column) : 0;
+                rows[t][k][i] = row < valid && column < WIDTH ? *reinterpret_cast<const u32*>(out + row * stride + column) : 0;
             }
 }
 DEVICE float half_of(u32 pair, int which) {
@@ -38,7 +39,7 @@ DEVICE void make_delta(float (&delta)[TILES][2], Shared g_at, const u32 (&out)[T
 }
 
 #ifdef OF_QUERIES
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_backward_queries(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_backward_queries(
     const STORAGE* g, const STORAGE* q, const STORAGE* k, const STORAGE* v, const STORAGE* out, const float* lse, float* delta,
     STORAGE* dq, Layout g_at, Layout q_at, Layout k_at, Layout v_at, Layout out_at, Layout dq_at, Sizes n, float scale) {
     DYNAMIC_SHARED(memory);
@@ -59,11 +60,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     const Shared q_tile = shared_address(memory), g_tile = q_tile + OWN_BYTES, k_tile = g_tile + OWN_BYTES;
     const Shared v_tile = k_tile + 2 * TILE_BYTES;
     const u32 rows = warp * 16 * TILES * HEAD * 2, lane_a = lane_of_a<HEAD>(lane), lane_b = lane_of_b<HEAD>(lane);
-    copy_tile<OWN, HEAD, WARPS * 32>(q_tile, q, q_at.row, n.queries - first, thread);
-    copy_tile<OWN, HEAD, WARPS * 32>(g_tile, g, g_at.row, n.queries - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(q_tile, q, q_at.row, n.queries - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(g_tile, g, g_at.row, n.queries - first, thread);
     if (seen > 0) {
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile, k, k_at.row, n.keys, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile, v, v_at.row, n.keys, thread);
     }
     commit_copies();
     float from[TILES][2], logs[TILES][2], acc[TILES][HEAD / 8][4];
@@ -102,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         const int next = key + COLUMNS;
         if (next < seen) {
             const int to = (stage ^ 1) * TILE_BYTES;
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile + to, k + (i64)next * k_at.row, k_at.row, n.keys - next, thread);
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile + to, v + (i64)next * v_at.row, v_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile + to, k + (i64)next * k_at.row, k_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile + to, v + (i64)next * v_at.row, v_at.row, n.keys - next, thread);
         }
         commit_copies();
         _Pragma("unroll 1") for (int slice = 0; slice < COLUMNS; slice += SLICE) {
@@ -114,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
                 clear(p[t]);
                 clear(ds[t]);
             }
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(p, kept_q, q_tile + rows + lane_a, k_tile + here + lane_b, Nothing());
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                p, kept_q, q_tile + rows + lane_a, k_tile + here + lane_b, Nothing());
             multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
                 ds, kept_g, g_tile + rows + lane_a, v_tile + here + lane_b, [&](int pair) {
                     UNROLL for (int t = 0; t < TILES; ++t)
@@ -127,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
                 UNROLL for (int t = 0; t < TILES; ++t)
                     UNROLL for (int c = 0; c < SLICE / 8; ++c)
                         UNROLL for (int i = 0; i < 4; ++i) {
-                            const int column = key + slice + c * 8 + lane % 4 * 2 + i % 2, row = mine + t * 16 + lane / 4 + i / 2 * 8;
+                            const int column = key + slice + c * 8 + lane % 4 * 2 + i % 2;
+                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8;
                             if (column >= n.keys || (CAUSAL && column > row + offset)) p[t][c][i] = 0;
                         }
             }
@@ -147,10 +150,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         UNROLL for (int c = 0; c < HEAD / 8; ++c)
             UNROLL for (int i = 0; i < 4; ++i) acc[t][c][i] *= scale;
     dq += task.batch * dq_at.batch + task.head * dq_at.head + (i64)mine * dq_at.row;
-    if (mine < n.queries) store_rows<STORAGE, HEAD, TILES>(acc, memory + rows, dq, dq_at.row, n.queries - mine, lane);
+    if (mine < n.queries) store_rows<STORAGE, HEAD, WIDTH, TILES>(acc, memory + rows, dq, dq_at.row, n.queries - mine, lane);
 }
 #else
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_backward_keys(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_backward_keys(
     const STORAGE* g, const STORAGE* q, const STORAGE* k, const STORAGE* v, const float* lse, const float* delta, STORAGE* dk,
     STORAGE* dv, Layout g_at, Layout q_at, Layout k_at, Layout v_at, Layout dk_at, Layout dv_at, Sizes n, float scale) {
     DYNAMIC_SHARED(memory);
@@ -174,16 +177,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     // Begin to copy the queries from `query` on to a stage.
     auto fetch = [&](int query, int stage) {
         const int valid = n.queries - query, to = stage * TILE_BYTES;
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(q_tile + to, q + (i64)query * q_at.row, q_at.row, valid, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(g_tile + to, g + (i64)query * g_at.row, g_at.row, valid, thread);
-        for (int i = thread; i < 2 * COLUMNS; i += WARPS * 32) {
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(q_tile + to, q + (i64)query * q_at.row, q_at.row, valid, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(g_tile + to, g + (i64)query * g_at.row, g_at.row, valid, thread);
+        for (int i = thread; i < 2 * COLUMNS; i += THREADS) {
             const int row = i % COLUMNS;
             const Shared place = (i < COLUMNS ? logs_at : deltas_at) + (stage * COLUMNS + row) * 4;
             copy4_if(row < valid, place, (i < COLUMNS ? lse : delta) + query + (row < valid ? row : 0));
         }
     };
-    copy_tile<OWN, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys - first, thread);
-    copy_tile<OWN, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(k_tile, k, k_at.row, n.keys - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(v_tile, v, v_at.row, n.keys - first, thread);
     if (steps) fetch(begin, 0);
     commit_copies();
     float sum_k[TILES][HEAD / 8][4], sum_v[TILES][HEAD / 8][4];
@@ -225,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
                 clear(p[t]);
                 clear(ds[t]);
             }
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(p, kept_k, k_tile + rows + lane_a, q_tile + here + lane_b, Nothing());
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                p, kept_k, k_tile + rows + lane_a, q_tile + here + lane_b, Nothing());
             const int column = stage * COLUMNS + slice + lane % 4 * 2;
             multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
                 ds, kept_v, v_tile + rows + lane_a, g_tile + here + lane_b, [&](int pair) {
@@ -241,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
                 UNROLL for (int t = 0; t < TILES; ++t)
                     UNROLL for (int c = 0; c < SLICE / 8; ++c)
                         UNROLL for (int i = 0; i < 4; ++i) {
-                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8, seer = now + slice + c * 8 + lane % 4 * 2 + i % 2;
+                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8;
+                            const int seer = now + slice + c * 8 + lane % 4 * 2 + i % 2;
                             if (row > seer + offset) p[t][c][i] = 0;
                         }
             }
@@ -263,11 +268,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     if (mine >= n.keys) return;
     if (dk != nullptr) {
         dk += task.batch * dk_at.batch + task.head * dk_at.head + (i64)mine * dk_at.row;
-        store_rows<STORAGE, HEAD, TILES>(sum_k, memory + rows, dk, dk_at.row, n.keys - mine, lane);
+        store_rows<STORAGE, HEAD, WIDTH, TILES>(sum_k, memory + rows, dk, dk_at.row, n.keys - mine, lane);
     }
     if (dv != nullptr) {
         dv += task.batch * dv_at.batch + task.head * dv_at.head + (i64)mine * dv_at.row;
-        store_rows<STORAGE, HEAD, TILES>(sum_v, memory + OWN_BYTES + rows, dv, dv_at.row, n.keys - mine, lane);
+        store_rows<STORAGE, HEAD, WIDTH, TILES>(sum_v, memory + OWN_BYTES + rows, dv, dv_at.row, n.keys - mine, lane);
     }
 }
 #endif

@@ -1,10 +1,12 @@
-// Attention forward, flash style: out = softmax(scale q k^T) v for heads of HEAD numbers; lse = log sum exp per query.
+// Attention forward, flash style: out = softmax(scale q k^T) v for heads of WIDTH numbers, in tiles of HEAD with zeros
+// beyond; lse = log sum exp per query.
 // STORAGE: Half or Bfloat. A block of WARPS warps has 16 TILES queries per warp and walks over COLUMNS keys at a time, two
 // stages of which are in shared memory. Scores stay in registers; the largest so far and the sum of exponentials follow Milakov
 // and Gimelshein, "Online normalizer calculation for softmax", 2018, and Dao, "FlashAttention-2", 2023.
 #include "attention.cuh"
 
 #define QUERIES (WARPS * 16 * TILES)
+#define THREADS (WARPS * 32)
 #define TILE_BYTES (COLUMNS * HEAD * 2)
 #define KEPT (KEEP ? TILES : 1)
 #define KEPT_STEPS (KEEP ? HEAD / 16 : 1)
@@ -41,7 +43,7 @@ DEVICE void follow(const float (&s)[TILES][COLUMNS / 8][4], float (&out)[TILES][
         }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_forward(
     const STORAGE* q, const STORAGE* k, const STORAGE* v, STORAGE* out, float* lse, Layout q_at, Layout k_at, Layout v_at,
     Layout out_at, Sizes n, float scale) {
     DYNAMIC_SHARED(memory);
@@ -66,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_for
         shift[t][0] = shift[t][1] = -INFINITE;
     }
     if (seen > 0) {
-        copy_tile<QUERIES, HEAD, WARPS * 32>(q_tile, q, q_at.row, n.queries - first, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys, thread);
+        copy_tile<QUERIES, HEAD, WIDTH, THREADS>(q_tile, q, q_at.row, n.queries - first, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile, k, k_at.row, n.keys, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile, v, v_at.row, n.keys, thread);
     }
     commit_copies();
     u32 kept[KEPT][KEPT_STEPS][4];
@@ -80,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_for
         const int next = key + COLUMNS;
         if (next < seen) {
             const int to = (stage ^ 1) * TILE_BYTES;
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile + to, k + (i64)next * k_at.row, k_at.row, n.keys - next, thread);
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile + to, v + (i64)next * v_at.row, v_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile + to, k + (i64)next * k_at.row, k_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile + to, v + (i64)next * v_at.row, v_at.row, n.keys - next, thread);
         }
         commit_copies();
 #if KEEP
@@ -90,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_for
         if (CAUSAL && key > mine + 16 * TILES - 1 + offset) continue;  // no query of this warp sees these keys
         float s[TILES][COLUMNS / 8][4];
         UNROLL for (int t = 0; t < TILES; ++t) clear(s[t]);
-        multiply_rows<STORAGE, HEAD, TILES, COLUMNS, KEEP>(s, kept, a_at, k_tile + stage * TILE_BYTES + lane_of_b<HEAD>(lane), Nothing());
+        const u32 here = stage * TILE_BYTES;
+        multiply_rows<STORAGE, HEAD, TILES, COLUMNS, KEEP>(s, kept, a_at, k_tile + here + lane_of_b<HEAD>(lane), Nothing());
         if (next > whole) {
             UNROLL for (int t = 0; t < TILES; ++t)
                 UNROLL for (int c = 0; c < COLUMNS / 8; ++c)
@@ -114,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_for
         };
         UNROLL for (int pair = 0; pair < 4; ++pair) soften(pair);
         multiply_sums<STORAGE, HEAD, TILES, COLUMNS>(
-            acc, s, v_tile + stage * TILE_BYTES + lane_of_a<HEAD>(lane), [&](int pair) { soften(pair + 4); });
+            acc, s, v_tile + here + lane_of_a<HEAD>(lane), [&](int pair) { soften(pair + 4); });
     }
     UNROLL for (int t = 0; t < TILES; ++t)
         UNROLL for (int half = 0; half < 2; ++half) {
@@ -126,6 +129,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_for
                 acc[t][c][2 * half + 1] *= inverse;
             }
         }
-    if (mine < n.queries)
-        store_rows<STORAGE, HEAD, TILES>(acc, memory + warp * 16 * TILES * HEAD * 2, out, out_at.row, n.queries - mine, lane);
+    unsigned char* const own = memory + warp * 16 * TILES * HEAD * 2;
+    if (mine < n.queries) store_rows<STORAGE, HEAD, WIDTH, TILES>(acc, own, out, out_at.row, n.queries - mine, lane);
 }

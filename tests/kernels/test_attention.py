@@ -30,6 +30,7 @@ PLACES = ["shim", pytest.param("cuda", marks=pytest.mark.gpu)]
 CASES = [
     Case(1, 1, 1, 1, 1, 64, True), Case(2, 2, 1, 7, 7, 64, True, "packed"), Case(1, 2, 2, 65, 65, 64, False),
     Case(1, 2, 1, 129, 129, 64, True, "packed"), Case(1, 1, 1, 5, 130, 64, True), Case(1, 4, 2, 130, 5, 64, True, "heads"),
+    Case(1, 4, 2, 66, 66, 32, True, "packed"), Case(2, 1, 1, 34, 70, 88, True), Case(1, 2, 2, 33, 9, 8, False, "heads"),
     Case(1, 1, 1, 64, 64, 128, True, "packed"), Case(1, 2, 1, 70, 127, 128, True), Case(1, 2, 2, 127, 70, 128, False, "shifted"),
 ]  # fmt: skip
 SIZES = [1, 7, 64, 65, 127, 128, 129, 200, 511]
@@ -156,9 +157,10 @@ def test_the_bits_are_the_same_20_times(rng, d):
 def test_what_the_kernels_do_not_take(xp, rng):
     q, k, v, _ = place(xp, CASES[0], inputs(rng, CASES[0], BFLOAT16))
     assert attention.forward(xp, q, k, v, scale=1.0, causal=True) is not None
+    assert attention.takes(xp, q, k, v, 1.0) and not attention.takes(xp, q[..., :32], k[..., :32], v[..., :32], 1.0)
     for scale in (0.0, -1.0, 1e38):
         assert attention.forward(xp, q, k, v, scale=scale, causal=True) is None
-    for dtype, d in ((FLOAT32, 64), (BFLOAT16, 32), (BFLOAT16, 65)):
+    for dtype, d in ((FLOAT32, 64), (BFLOAT16, 136), (BFLOAT16, 65)):
         a = xp.zeros((1, 1, 4, d), dtype)
         assert attention.forward(xp, a, a, a, scale=1.0, causal=True) is None
     a, empty = xp.zeros((1, 1, 4, 64), BFLOAT16), xp.zeros((1, 1, 0, 64), BFLOAT16)
