@@ -3,7 +3,7 @@
 // As many blocks are started as fit, and each walks over its tiles, so that copies for the next begin while one ends.
 #include "wgmma.cuh"
 
-enum { WARPS = 4 * GROUPS, THREADS = 32 * WARPS + 128, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2 };
+enum { WARPS = 4 * GROUPS, THREADS = 32 * WARPS + (THIN ? 32 : 128), AT_ONCE = THIN ? 1 : RESIDENT, ROWS = 64 * GROUPS, TILE_BYTES = 64 * D * 2 };
 
 // Of attention with `heads` heads of queries, each `shared_by` of which see the keys of one head. `near` heads are taken
 // together, so that what they share stays in the second-level cache.

@@ -78,8 +78,23 @@ DEVICE void weigh(float (&s)[KEYS / 2], Rows& rows, float (&older)[2], const Wal
     }
 }
 
+#if HELD
+typedef const u32 (&Own)[D / 4];
+#define MULTIPLY(s, q, k) mma_rows<D, KEYS>(s, q, k)
+#else
+typedef u32 Own;
+#define MULTIPLY(s, q, k) mma_rows<D, 64, KEYS>(s, q, k)
+#endif
+// Two warpgroups take turns: the one multiplies while the other weighs.
+DEVICE void my_turn() {
+    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup()) : "memory");
+}
+DEVICE void your_turn() {
+    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup()) : "memory");
+}
+
 // The steps of one tile, which begin with number n.
-DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q, int n) {
+DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, Own q, int n) {
     float s[KEYS / 2], older[2];
     u32 p[KEYS / 4];
     for (int end = n + w.skip; n < end; ++n) {
@@ -91,7 +106,7 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
     if (w.skip >= w.steps) return;
     barrier_wait_full(at.k_full(n % STAGES), n, STAGES);
     mma_fence();
-    mma_rows<D, 64, KEYS>(s, q, at.k(n % STAGES));
+    MULTIPLY(s, q, at.k(n % STAGES));
     mma_commit();
     mma_wait<0>();
     hold(s);
@@ -103,12 +118,14 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
         const int before = n % STAGES, stage = (n + 1) % STAGES;
         barrier_wait_full(at.k_full(stage), n + 1, STAGES);
         mma_fence();
-        mma_rows<D, 64, KEYS>(s, q, at.k(stage));
+        my_turn();
+        MULTIPLY(s, q, at.k(stage));
         mma_commit();
         barrier_wait_full(at.v_full(before), n, STAGES);
         mma_fence();
         mma_columns<KEYS>(o, p, at.v(before));
         mma_commit();
+        your_turn();
         mma_wait<1>();
         hold(s);
         leave(at.k_free(stage));
@@ -130,7 +147,7 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
     leave(at.v_free(n % STAGES));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_forward(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, STORAGE* out,
     float* lse, i64 out_batch, i64 out_head, i64 out_row, Sizes sizes) {
     extern __shared__ char memory[];
@@ -152,8 +169,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
         float o[D / 2], factor[2];
         UNROLL for (int i = 0; i < D / 2; ++i) o[i] = 0;
         barrier_wait_full(at.q_full(own), round, OWN);
-        walk(o, rows, walk_of(my, sizes, mine, row), at, at.q(own, group), n);
+        Walk w = walk_of(my, sizes, mine, row);
+        if (TURNS) w.skip = 0;
+#if HELD
+        u32 q_rows[D / 4];
+        load_rows<D>(q_rows, at.q(own, group));
         leave(at.q_free(own));
+        if (TURNS && group) your_turn();
+        walk(o, rows, w, at, q_rows, n);
+#else
+        if (TURNS && group) your_turn();
+        walk(o, rows, w, at, at.q(own, group), n);
+        leave(at.q_free(own));
+#endif
+        if (TURNS && !group) my_turn();
         n += my.steps;
         UNROLL for (int h = 0; h < 2; ++h) {
             const float sum = sum_of_four(rows.sum[h]);

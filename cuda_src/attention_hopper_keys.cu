@@ -2,17 +2,20 @@
 // that lie transposed in its registers, as the products with g and q want them: p = exp(scale k q^T - lse), dv += p g,
 // ds = p (v g^T - delta), dk += ds q. Heads that share these keys follow each other in one order.
 // D columns, GROUPS warpgroups, STAGES steps and OWN tiles of keys in shared memory, RESIDENT blocks a multiprocessor, CAUSAL.
+#ifndef QUERIES
+#define QUERIES 64
+#endif
 #define KEYS 64
 #include "attention_hopper.cuh"
 
-enum { STAT_BYTES = 64 * 4 };
+enum { STAT_BYTES = QUERIES * 4, STEP_BYTES = QUERIES * D * 2 };
 
 struct Shared {
     u32 base;
     DEVICE_MEMBER u32 k(int own, int group) const { return base + 2 * (own * GROUPS + group) * TILE_BYTES; }
     DEVICE_MEMBER u32 v(int own, int group) const { return k(own, group) + TILE_BYTES; }
-    DEVICE_MEMBER u32 q(int stage) const { return k(OWN, stage); }
-    DEVICE_MEMBER u32 g(int stage) const { return q(stage) + TILE_BYTES; }
+    DEVICE_MEMBER u32 q(int stage) const { return k(OWN, 0) + 2 * stage * STEP_BYTES; }
+    DEVICE_MEMBER u32 g(int stage) const { return q(stage) + STEP_BYTES; }
     DEVICE_MEMBER u32 lse(int stage) const { return q(STAGES) + 2 * stage * STAT_BYTES; }
     DEVICE_MEMBER u32 delta(int stage) const { return lse(stage) + STAT_BYTES; }
     DEVICE_MEMBER u32 k_full(int own) const { return lse(STAGES) + 16 * own; }
@@ -35,8 +38,8 @@ struct Stats { const float* lse; int padded; };  // of each query; delta follows
 struct Keys { int first, head, batch, begin, blocks; };
 DEVICE Keys keys_at(int tile, const Sizes& n) {
     const Place my = place(tile, (n.keys + ROWS - 1) / ROWS, n.heads / n.shared_by, n.batches, n.near);
-    const int first = my.block * ROWS, all = (n.queries + 63) / 64;
-    const int begin = CAUSAL ? min(all, max(0, first + n.queries - n.keys) / 64) : 0;
+    const int first = my.block * ROWS, all = (n.queries + QUERIES - 1) / QUERIES;
+    const int begin = CAUSAL ? min(all, max(0, first + n.queries - n.keys) / QUERIES) : 0;
     return {first, my.head, my.batch, begin, all - begin};
 }
 
@@ -54,12 +57,12 @@ DEVICE void fetch(const Maps& of, const Stats& stats, Shared at, const Sizes& si
         }
         for (int head = my.head * sizes.shared_by; head < (my.head + 1) * sizes.shared_by; ++head)
             for (int t = 0; t < my.blocks; ++t, ++n) {
-                const int stage = n % STAGES, row = (my.begin + t) * 64;
+                const int stage = n % STAGES, row = (my.begin + t) * QUERIES;
                 const u32 bar = at.full(stage);
                 barrier_wait_free(at.free(stage), n, STAGES);
-                barrier_expect(bar, 2 * TILE_BYTES + 2 * STAT_BYTES);
-                copy_tile<64, D>(at.q(stage), of.q, bar, row, head, my.batch);
-                copy_tile<64, D>(at.g(stage), of.g, bar, row, head, my.batch);
+                barrier_expect(bar, 2 * STEP_BYTES + 2 * STAT_BYTES);
+                copy_tile<QUERIES, D>(at.q(stage), of.q, bar, row, head, my.batch);
+                copy_tile<QUERIES, D>(at.g(stage), of.g, bar, row, head, my.batch);
                 const float* lse = stats.lse + ((i64)my.batch * sizes.heads + head) * stats.padded + row;
                 copy_bytes(at.lse(stage), lse, STAT_BYTES, bar);
                 copy_bytes(at.delta(stage), lse + (i64)sizes.batches * sizes.heads * stats.padded, STAT_BYTES, bar);
@@ -77,30 +80,30 @@ DEVICE float2 pair_at(u32 address) {
 // column: this thread's first; first[h]: the first query that sees its row, counted from the first block on.
 struct Meeting { int blocks, skip, clear, column, first[2]; float c; };
 DEVICE Meeting meeting_of(const Keys& tile, const Sizes& n, int mine) {
-    const int offset = n.queries - n.keys, row = mine + row_of() + offset - 64 * tile.begin;
+    const int offset = n.queries - n.keys, row = mine + row_of() + offset - QUERIES * tile.begin;
     Meeting w = {tile.blocks, 0, 0, 2 * (int)(threadIdx.x & 3), {row, row + 8}, n.scale * LOG2_E};
     if (CAUSAL) {
-        w.skip = min(tile.blocks, max(0, mine + offset) / 64 - tile.begin);
-        w.clear = (max(0, mine + 63 + offset) + 63) / 64 - tile.begin;
+        w.skip = min(tile.blocks, max(0, mine + offset) / QUERIES - tile.begin);
+        w.clear = (max(0, mine + 63 + offset) + QUERIES - 1) / QUERIES - tile.begin;
     }
     if (mine >= n.keys) w.skip = tile.blocks;
     return w;
 }
 
-DEVICE void weigh(float (&s)[32], const Meeting& w, u32 lse, int block) {
-    UNROLL for (int j = 0; j < 8; ++j) {
+DEVICE void weigh(float (&s)[QUERIES / 2], const Meeting& w, u32 lse, int block) {
+    UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
         const float2 two = pair_at(lse + 32 * j + 4 * w.column);
         UNROLL for (int i = 0; i < 4; ++i) s[4 * j + i] = exp2_of(s[4 * j + i] * w.c - (i & 1 ? two.y : two.x));
     }
     if (block < w.clear)
-        UNROLL for (int i = 0; i < 32; ++i)
-            if (64 * block + w.column + 8 * (i / 4) + (i & 1) < w.first[(i >> 1) & 1]) s[i] = 0;
+        UNROLL for (int i = 0; i < QUERIES / 2; ++i)
+            if (QUERIES * block + w.column + 8 * (i / 4) + (i & 1) < w.first[(i >> 1) & 1]) s[i] = 0;
 }
 
 // The steps of one head, which begin with number n.
 DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Shared at, u32 k, u32 v, int n) {
-    float s[32];
-    u32 p[16], ds[16];
+    float s[QUERIES / 2];
+    u32 p[QUERIES / 4], ds[QUERIES / 4];
     for (int end = n + w.skip; n < end; ++n) {
         barrier_wait_full(at.full(n % STAGES), n, STAGES);
         leave(at.free(n % STAGES));
@@ -109,7 +112,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
         const int stage = n % STAGES;
         barrier_wait_full(at.full(stage), n, STAGES);
         mma_fence();
-        mma_rows<D, 64, 64>(s, k, at.q(stage));
+        mma_rows<D, 64, QUERIES>(s, k, at.q(stage));
         mma_commit();
 #if LATE
         mma_wait<0>();
@@ -117,37 +120,37 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
         hold(dk);
         if (t > w.skip) leave(at.free((n - 1) % STAGES));
         weigh(s, w, at.lse(stage), t);
-        pack_all<32>(p, s);
+        pack_all<QUERIES / 2>(p, s);
         hold(p);
         mma_fence();
-        mma_rows<D, 64, 64>(s, v, at.g(stage));
+        mma_rows<D, 64, QUERIES>(s, v, at.g(stage));
         mma_commit();
-        mma_columns<64>(dv, p, at.g(stage));
+        mma_columns<QUERIES>(dv, p, at.g(stage));
         mma_commit();
         mma_wait<1>();
         hold(s);
-        UNROLL for (int j = 0; j < 8; ++j) {
+        UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
             const float2 two = pair_at(at.delta(stage) + 32 * j + 4 * w.column);
             UNROLL for (int i = 0; i < 4; ++i)
                 s[4 * j + i] = half_of(p[2 * j + i / 2], i & 1) * (s[4 * j + i] - (i & 1 ? two.y : two.x));
         }
 #else
-        float dp[32];
-        mma_rows<D, 64, 64>(dp, v, at.g(stage));
+        float dp[QUERIES / 2];
+        mma_rows<D, 64, QUERIES>(dp, v, at.g(stage));
         mma_commit();
         mma_wait<1>();
         hold(s);
         hold(dk);
         if (AHEAD && t > w.skip) leave(at.free((n - 1) % STAGES));
         weigh(s, w, at.lse(stage), t);
-        pack_all<32>(p, s);
+        pack_all<QUERIES / 2>(p, s);
         hold(p);
         mma_fence();
-        mma_columns<64>(dv, p, at.g(stage));
+        mma_columns<QUERIES>(dv, p, at.g(stage));
         mma_commit();
         mma_wait<1>();
         hold(dp);
-        UNROLL for (int j = 0; j < 8; ++j) {
+        UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
             const float2 two = pair_at(at.delta(stage) + 32 * j + 4 * w.column);
             UNROLL for (int i = 0; i < 4; ++i) {
                 const float weight = UNPACK ? half_of(p[2 * j + i / 2], i & 1) : s[4 * j + i];
@@ -155,10 +158,10 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
             }
         }
 #endif
-        pack_all<32>(ds, s);
+        pack_all<QUERIES / 2>(ds, s);
         hold(ds);
         mma_fence();
-        mma_columns<64>(dk, ds, at.q(stage));
+        mma_columns<QUERIES>(dk, ds, at.q(stage));
         mma_commit();
         mma_wait<AHEAD>();
         hold(dv);
@@ -173,7 +176,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
     if (AHEAD && w.skip < w.blocks) leave(at.free((n - 1) % STAGES));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_keys(
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_keys(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap g, const float* stats, STORAGE* dk_out, STORAGE* dv_out, i64 dk_batch, i64 dk_head,
     i64 dk_row, i64 dv_batch, i64 dv_head, i64 dv_row, int padded, Sizes sizes) {

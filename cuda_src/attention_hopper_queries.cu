@@ -50,8 +50,55 @@ DEVICE void fetch(const Maps& of, Shared at, const Sizes& sizes, int tiles) {
 
 struct Rows { float lse[2], delta[2]; };
 
+// What it is made of, and where the kernel for the keys finds it: `rows` has lse and delta of all queries, padded to tiles.
+struct Stats {
+    const STORAGE* out;
+    const float* lse;
+    float* rows;
+    i64 batch, head, row;  // strides of out
+    int padded;
+};
+// lse to the base 2 and delta = sum(g out), for rows `r` and r + 8 of the tile g, which begins with row `mine`.
+DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mine, int r, u32 g, u32 full, int round) {
+    const i64 pair = (i64)my.batch * n.heads + my.head;
+    const STORAGE* out = from.out + my.batch * from.batch + my.head * from.head;
+    const int part = threadIdx.x & 3;
+    Pack<STORAGE, 8> known[2][D / 32];
+    Rows rows;
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const int row = mine + r + 8 * h;
+        rows.lse[h] = row < n.queries ? from.lse[pair * n.queries + row] * LOG2_E : INFINITE;
+        UNROLL for (int i = 0; i < D / 32; ++i)
+            if (row < n.queries) known[h][i] = load<8>(out + row * from.row + 8 * (4 * i + part));
+            else known[h][i] = Pack<STORAGE, 8>();
+    }
+    barrier_wait_full(full, round, OWN);
+    UNROLL for (int h = 0; h < 2; ++h) {
+        float sum = 0;
+        UNROLL for (int i = 0; i < D / 32; ++i) {
+            const auto theirs = load_shared<STORAGE>(g + (i / 2) * BOX + (r + 8 * h) * 128 + ((4 * (i % 2) + part) ^ (r & 7)) * 16);
+            UNROLL for (int j = 0; j < 8; ++j) sum += widen(theirs.at[j]) * widen(known[h][i].at[j]);
+        }
+        rows.delta[h] = sum_of_four(sum);
+        if (part == 0 && mine + r + 8 * h < from.padded) {
+            float* to = from.rows + pair * from.padded + mine + r + 8 * h;
+            to[0] = rows.lse[h];
+            to[(i64)n.heads * n.batches * from.padded] = rows.delta[h];
+        }
+    }
+    return rows;
+}
+
+#if HELD
+typedef const u32 (&Own)[D / 4];
+#define MULTIPLY(s, q, k) mma_rows<D, KEYS>(s, q, k)
+#else
+typedef u32 Own;
+#define MULTIPLY(s, q, k) mma_rows<D, 64, KEYS>(s, q, k)
+#endif
+
 // The steps of one tile, which begin with number n.
-DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
+DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, Own q, Own g, int n) {
     float s[KEYS / 2], dp[KEYS / 2];
     u32 ds[KEYS / 4];
     for (int end = n + w.skip; n < end; ++n) {
@@ -62,9 +109,9 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
         const int stage = n % STAGES, column = (w.steps - 1 - t) * KEYS + w.column;
         barrier_wait_full(at.full(stage), n, STAGES);
         mma_fence();
-        mma_rows<D, 64, KEYS>(s, q, at.k(stage));
+        MULTIPLY(s, q, at.k(stage));
         mma_commit();
-        mma_rows<D, 64, KEYS>(dp, g, at.v(stage));
+        MULTIPLY(dp, g, at.v(stage));
         mma_commit();
         mma_wait<1>();
         hold(s);
@@ -88,10 +135,10 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
     if (w.skip < w.steps) leave(at.free((n - 1) % STAGES));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper_queries(
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_queries(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-    const __grid_constant__ TensorMap g, const float* stats, STORAGE* out, i64 out_batch, i64 out_head, i64 out_row, int padded,
-    Sizes sizes) {
+    const __grid_constant__ TensorMap g, const STORAGE* out, const float* lse, float* stats, STORAGE* dq_out, i64 out_batch,
+    i64 out_head, i64 out_row, i64 dq_batch, i64 dq_head, i64 dq_row, int padded, Sizes sizes) {
     extern __shared__ char memory[];
     const Shared at = {(shared_address(memory) + 1023) & ~1023u};
     const int group = warpgroup(), pairs = sizes.heads * sizes.batches, tiles = blocks_of(sizes) * pairs;
@@ -107,19 +154,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_hopper
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
         const Queries my = queries_at(tile, sizes);
         const int own = round % OWN, mine = my.first + 64 * group, row = mine + row_of();
-        const float* of = stats + ((i64)my.batch * sizes.heads + my.head) * padded;
-        Rows rows;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const int r = min(row + 8 * h, padded - 1);
-            rows.lse[h] = of[r];
-            rows.delta[h] = of[(i64)pairs * padded + r];
-        }
+        const Rows rows = rows_of({out, lse, stats, out_batch, out_head, out_row, padded}, my, sizes, mine, row_of(),
+                                  at.g(own, group), at.q_full(own), round);
         float dq[D / 2];
         UNROLL for (int i = 0; i < D / 2; ++i) dq[i] = 0;
-        barrier_wait_full(at.q_full(own), round, OWN);
+#if HELD
+        u32 q_rows[D / 4], g_rows[D / 4];
+        load_rows<D>(q_rows, at.q(own, group));
+        load_rows<D>(g_rows, at.g(own, group));
+        leave(at.q_free(own));
+        walk(dq, rows, walk_of(my, sizes, mine, row), at, q_rows, g_rows, n);
+#else
         walk(dq, rows, walk_of(my, sizes, mine, row), at, at.q(own, group), at.g(own, group), n);
         leave(at.q_free(own));
+#endif
         n += my.steps;
-        write_rows(out + my.batch * out_batch + my.head * out_head, out_row, row, sizes.queries, dq, sizes.scale, sizes.scale);
+        write_rows(dq_out + my.batch * dq_batch + my.head * dq_head, dq_row, row, sizes.queries, dq, sizes.scale, sizes.scale);
     }
 }

@@ -6,6 +6,15 @@
 
 #define DEVICE_MEMBER __device__ __forceinline__
 
+#ifndef THIN
+#define THIN 0
+#endif
+#ifndef HELD
+#define HELD 0
+#endif
+#ifndef TURNS
+#define TURNS 0
+#endif
 #define INFINITE __uint_as_float(0x7f800000u)
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
@@ -70,10 +79,10 @@ template <int BUSY, int BLOCKS> struct Registers {
     enum { MANY = SHARE > 240 ? 240 : SHARE };
 };
 template <int BUSY, int BLOCKS> DEVICE void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::FEW));
+    if (!THIN) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::FEW));
 }
 template <int BUSY, int BLOCKS> DEVICE void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::MANY));
+    if (!THIN) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::MANY));
 }
 
 // ---- products. The accumulator's number 4 j + 2 h + c of a thread is row 16 warp + lane / 4 + 8 h, column
@@ -125,13 +134,26 @@ DEVICE void mma_anew(float (&d)[64], u64 a, u64 b) {
 DEVICE void mma_more(float (&d)[64], u64 a, u64 b) {
     asm volatile(MORE PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n" : FLOATS_64("+f", d) : "l"(a), "l"(b) : "memory");
 }
+#define LEFT_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, "
+#define LEFT_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, "
+#define LEFT(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+DEVICE void mma_anew(float (&d)[32], const u32* a, u64 b) {
+    asm volatile(ANEW PRODUCT("64") REGISTERS_32 LEFT_32 "0;\n}\n" : FLOATS_32("=f", d, 0) : LEFT(a), "l"(b) : "memory");
+}
+DEVICE void mma_anew(float (&d)[64], const u32* a, u64 b) {
+    asm volatile(ANEW PRODUCT("128") REGISTERS_64 LEFT_64 "0;\n}\n" : FLOATS_64("=f", d) : LEFT(a), "l"(b) : "memory");
+}
 DEVICE void mma_more(float (&d)[32], const u32* a, u64 b) {
-    asm volatile(MORE PRODUCT("64") REGISTERS_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
-                 : FLOATS_32("+f", d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+    asm volatile(MORE PRODUCT("64") REGISTERS_32 LEFT_32 "0;\n}\n" : FLOATS_32("+f", d, 0) : LEFT(a), "l"(b) : "memory");
 }
 DEVICE void mma_more(float (&d)[64], const u32* a, u64 b) {
-    asm volatile(MORE PRODUCT("128") REGISTERS_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-                 : FLOATS_64("+f", d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+    asm volatile(MORE PRODUCT("128") REGISTERS_64 LEFT_64 "0;\n}\n" : FLOATS_64("+f", d) : LEFT(a), "l"(b) : "memory");
+}
+DEVICE void mma_across(float (&d)[32], const u32* a, u64 b) {
+    asm volatile(MORE PRODUCT("64") REGISTERS_32 LEFT_32 "1;\n}\n" : FLOATS_32("+f", d, 0) : LEFT(a), "l"(b) : "memory");
+}
+DEVICE void mma_across(float (&d)[64], const u32* a, u64 b) {
+    asm volatile(MORE PRODUCT("128") REGISTERS_64 LEFT_64 "1;\n}\n" : FLOATS_64("+f", d) : LEFT(a), "l"(b) : "memory");
 }
 
 // s = a b^T over WIDTH: 64 rows of a at `a`, whose tile has A_ROWS rows, and the rows of the tile b.
@@ -142,9 +164,27 @@ template <int WIDTH, int A_ROWS, int B_ROWS, int N> DEVICE void mma_rows(float (
         else mma_more(s, left, right);
     }
 }
+// The same with a in registers.
+template <int WIDTH, int B_ROWS, int N> DEVICE void mma_rows(float (&s)[N], const u32 (&a)[WIDTH / 4], u32 b) {
+    UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
+        const u64 right = operand(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32);
+        if (i == 0) mma_anew(s, a, right);
+        else mma_more(s, a + 4 * i, right);
+    }
+}
+// The 64 rows of a tile as operand A.
+template <int WIDTH> DEVICE void load_rows(u32 (&a)[WIDTH / 4], u32 tile) {
+    const int lane = threadIdx.x & 31, row = (threadIdx.x & 127) / 32 * 16 + (lane & 15);
+    UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
+        const int chunk = 2 * (i % 4) + lane / 16;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[4 * i]), "=r"(a[4 * i + 1]), "=r"(a[4 * i + 2]), "=r"(a[4 * i + 3])
+                     : "r"(tile + (i / 4) * BOX + row * 128 + ((chunk ^ (row & 7)) * 16)) : "memory");
+    }
+}
 // d += p b, with p 64 x ROWS in registers and b a tile of ROWS rows of the inner axis.
 template <int ROWS, int N> DEVICE void mma_columns(float (&d)[N], const u32 (&p)[ROWS / 4], u32 b) {
-    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma_more(d, p + 4 * i, operand(b + i * 2048, ROWS * 128));
+    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma_across(d, p + 4 * i, operand(b + i * 2048, ROWS * 128));
 }
 
 // ---- numbers
@@ -176,6 +216,13 @@ DEVICE float sum_of_four(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+template <class S> DEVICE Pack<S, 8> load_shared(u32 address) {
+    u32 w[4];
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
+    Pack<S, 8> eight;
+    memcpy(&eight, w, 16);
+    return eight;
+}
 // Four lanes hold four pairs each of a row: pair i of lane j is columns 8 i + 2 j of 32. After it a lane holds 8 neighbours.
 DEVICE void gather_eight(u32 (&x)[4]) {
     const int lane = threadIdx.x;

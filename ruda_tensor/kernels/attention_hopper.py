@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
     def launch(self, xp: Any, tiles: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Grid and block; one more warpgroup fetches for the others."""
         blocks = min(tiles, processors(xp) * self.resident) if self.walk else tiles
-        return (blocks, 1), (128 * self.groups + 128, 1)
+        return (blocks, 1), (128 * self.groups + (32 if dict(self.more).get("THIN") else 128), 1)
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
@@ -50,10 +50,15 @@ class Tiles(NamedTuple):
         }  # fmt: skip
 
 
-FORWARD = {64: Tiles(3, 128, 2), 128: Tiles(2, 128, 2)}
-OF_QUERIES = {64: Tiles(3, 64, 3), 128: Tiles(2, 64, 2)}
-LATE = (("AHEAD", 1), ("LATE", 1))
-OF_KEYS = {64: Tiles(3, 64, 3, more=LATE), 128: Tiles(2, 64, 2, more=(("AHEAD", 1), ("UNPACK", 0)))}
+FORWARD = {
+    64: Tiles(2, 64, 3, 1, 2, False, (("THIN", 1),)),
+    128: Tiles(2, 128, 2, 1, 1, False, (("TURNS", 1),)),
+}
+OF_QUERIES = {64: Tiles(3, 64, 3, 1, 1, False, (("HELD", 1),)), 128: Tiles(2, 64, 3, 1, 1, False)}
+OF_KEYS = {
+    64: Tiles(3, 64, 3, 1, 1, False, (("AHEAD", 1), ("LATE", 1))),
+    128: Tiles(2, 64, 3, 1, 1, False, (("AHEAD", 1), ("UNPACK", 0))),
+}
 _SIZES = " i i i i i i f"
 
 
@@ -67,10 +72,11 @@ def _forward(dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
 @functools.cache
 def _backward(name: str, dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
     of_queries = name == "attention_hopper_queries"
-    shared = BARRIERS + 4 * d * (tiles.own * tiles.rows() + tiles.stages * tiles.step) + (0 if of_queries else 512 * tiles.stages)
-    defines = tiles.defines(dtype, d, causal) | ({"KEYS": tiles.step} if of_queries else {})
-    outputs = "P q q q" if of_queries else "P P q q q q q q"
-    return Kernel(f"{name}.cu", name, f"128s 128s 128s 128s P {outputs} i{_SIZES}", defines, _OPTIONS, shared)
+    shared = BARRIERS + 4 * d * (tiles.own * tiles.rows() + tiles.stages * tiles.step)
+    shared += 0 if of_queries else 8 * tiles.step * tiles.stages
+    defines = tiles.defines(dtype, d, causal) | {"KEYS" if of_queries else "QUERIES": tiles.step}
+    arrays = "P P P P" if of_queries else "P P P"
+    return Kernel(f"{name}.cu", name, f"128s 128s 128s 128s {arrays} q q q q q q i{_SIZES}", defines, _OPTIONS, shared)
 
 
 @functools.cache
@@ -170,21 +176,22 @@ def backward(
         return None
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
     first, second = OF_QUERIES[d], OF_KEYS[d]
-    padded = ceil_div(t, BOX) * BOX
+    padded = ceil_div(t, max(BOX, second.step)) * max(BOX, second.step)
     tiles = b * h * ceil_div(t, first.rows()), b * heads * ceil_div(keys, second.rows()), b * h * ceil_div(padded, 2048 // d)
     if max(tiles) > MOST_BLOCKS:
         return None
     g, q, k, v, out = _dense(xp, g, q, k, v, out)
     dq, dk, dv = (like(xp, a) if to is None else to for a, to in zip((q, k, v), into))
     rows = xp.empty((2, b, h, padded), FLOAT32)
-    _rows(q.dtype, d)((tiles[2], 1), (256, 1), g, out, lse, rows, *_strides(g), *_strides(out), t, padded, h, b)
     maps = [_map(xp, a) for a in (q, k, v, g)]
+    if needs[0]:
+        kernel = _backward("attention_hopper_queries", q.dtype, d, causal, first)
+        sizes = _sizes(q, k, 4 * d * keys * heads // h, scale)
+        kernel(*first.launch(xp, tiles[0]), *maps, out, lse, rows, dq, *_strides(out), *_strides(dq), padded, *sizes)
+    else:
+        _rows(q.dtype, d)((tiles[2], 1), (256, 1), g, out, lse, rows, *_strides(g), *_strides(out), t, padded, h, b)
     if needs[1] or needs[2]:
         kernel = _backward("attention_hopper_keys", q.dtype, d, causal, second)
         sizes = _sizes(q, k, 4 * d * t * h // heads, scale)
         kernel(*second.launch(xp, tiles[1]), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), padded, *sizes)
-    if needs[0]:
-        kernel = _backward("attention_hopper_queries", q.dtype, d, causal, first)
-        sizes = _sizes(q, k, 4 * d * keys * heads // h, scale)
-        kernel(*first.launch(xp, tiles[0]), *maps, rows, dq, *_strides(dq), padded, *sizes)
     return tuple(a if need else None for a, need in zip((dq, dk, dv), needs))
