@@ -20,7 +20,7 @@ class Case(NamedTuple):
     call: Callable[..., rt.Tensor]
     shapes: tuple
     forward: tuple[str, ...]
-    backward: tuple[str, ...]
+    backward: tuple[str, ...] | None  # None: whichever the rules call
     wide: tuple[int, ...] = ()  # inputs that are float32 beside half ones
 
 
@@ -56,8 +56,10 @@ CASES = {
     "relu": Case(lambda d, x: rt.relu(x), ((5, 33),), *_ACTIVATION),
     "silu_mul": Case(lambda d, x, y: rt.silu_mul(x, y), ((5, 33), (5, 33)), ("silu_mul_forward",), ("silu_mul_backward",)),
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
-    "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_sum", "columns_finish")),
-    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
+    "linear": Case(lambda d, x, w, b: rt.linear(x, w, b), ((6, 3, 5), (5, N), (N,)), (), ("columns_reduce", "columns_finish")),
+    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_reduce", "columns_finish"), ()),
+    "mean": Case(lambda d, x: rt.mean(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), ()),
+    "max": Case(lambda d, x: rt.max(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), None),
 }  # fmt: skip
 
 

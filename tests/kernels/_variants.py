@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointwise, softmax
+from ruda_tensor.kernels import columns, copies, cross_entropy, norms, optimizer, pointwise, reductions, softmax
 from ruda_tensor.kernels.launch import Kernel
 from ruda_tensor.kernels.plans import norm_plan, row_plan, sums_plan
 
@@ -20,10 +20,11 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
     for dtype, n, straight in ROWS:
         vector = 16 // dtype.itemsize if straight else 1
         where = f"{dtype} rows of {n}"
-        forward, stay, sums = row_plan(n, vector, 32), norm_plan(n, vector), sums_plan(n, vector)
+        forward, sums = row_plan(n, vector, 32), sums_plan(n, vector, dtype.itemsize)
         held = sums.plan.items > 0
         flags = (True, held, held)
         for add, what in ((0, ""), (1, " of a sum")):
+            stay = norm_plan(n, vector, dtype.itemsize, add=bool(add))
             yield f"layer_norm forward{what}, {where}", norms._forward(dtype, dtype, stay, 0, add)
             yield f"layer_norm backward{what}, {where}", norms._backward(dtype, dtype, sums, 0, flags, dtype if add else None)
         yield f"rms_norm backward, {where}", norms._backward(dtype, dtype, sums, 1, (*flags[:2], False))
@@ -37,6 +38,17 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
                 yield f"{name}, weighted, smoothed, {where}", cross_entropy._rows(name, dtype, plan, True, True)
     for dtype, straight in FLAT:
         yield from _flat(dtype, straight)
+    yield from _copies()
+
+
+def _copies() -> Iterator[tuple[str, Kernel]]:
+    for source, target in ((FLOAT32, BFLOAT16), (BFLOAT16, FLOAT32), (FLOAT16, FLOAT32)):
+        yield f"cast, {source} to {target}", copies._cast(source, target, copies.CAST_VECTOR, copies.CAST_BATCH)
+    for width in (2, 4):
+        yield f"permute_rows, {width} bytes", copies._rows(width, 16 // width, 3)
+        yield f"permute_tiles, {width} bytes", copies._tiles(width, int(width == 2), 1)
+    for n, group, rows in ((768, 32, 8), (4096, 128, 1)):
+        yield f"row_reduce, rows of {n}", reductions._kernel(BFLOAT16, 8, group, rows, 0)
 
 
 def _columns(name, dtype, vector: int, kind: int) -> Kernel:
@@ -53,7 +65,7 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
         yield f"{name}, {where}", pointwise._kernel("silu_mul.cu", name, dtype, vector, pointwise.BATCHES[name], 0)
     for name in ("bias_activation_forward", "bias_activation_backward"):
         yield f"gelu_tanh {name}, {where}", _columns(name, dtype, vector, 1)
-    yield f"columns_sum, {where}", _columns("columns_sum", dtype, vector, -1)
+    yield f"columns_reduce, {where}", _columns("columns_reduce", dtype, vector, -1)
     yield f"columns_norm, {where}", _columns("columns_norm", dtype, vector, -2)
     if straight:
         for wide in (8, 32):
