@@ -21,7 +21,7 @@ from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointw
 from ruda_tensor.kernels.launch import Kernel, current
 from ruda_tensor.kernels.plans import Plan, Stay, row
 
-from .gpu_rows import TOKENS, VOCABULARY, optimizer_entries, random
+from .gpu_cases import TOKENS, VOCABULARY, optimizer_entries, random
 from .gpu_timing import copy_bandwidth, graph_us, sets_for
 
 ROWS = 16384
