@@ -85,7 +85,7 @@ def norm_trials(cp: Any, dtype: Any, n: int, forward: tuple, backward: tuple) ->
 
 def norms_family(cp: Any) -> Iterator[Trial]:
     warps, few = [(3, 4), (3, 6)], (384, 512, 576)
-    yield from norm_trials(cp, BFLOAT16, 768, (warps, (512, 576, 768, 1024), (1, 2, 3)), (warps, few, (1, 2, 3)))
+    yield from norm_trials(cp, BFLOAT16, 768, (warps, (512, 576, 768, 1024), (1, 2, 3)), ([(3, 2), *warps], few, (2, 3)))
     yield from norm_trials(cp, BFLOAT16, 768, ([(1, 1)], (1152, 1536), (1, 2, 3)), ([(1, 1)], (960, 1152), (1, 2)))
     blocks = [(2, 1), (1, 1)]
     yield from norm_trials(cp, BFLOAT16, 4096, (blocks, (768, 1024, 1280, 1536), (1, 2, 3)), (blocks, (512, 768, 1024), (1, 2)))

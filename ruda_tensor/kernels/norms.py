@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .columns import finish, norm_columns
-from .gate import CTYPES, LONGEST, contiguous, opened, processors, vector_of
+from .gate import CTYPES, LONGEST, ceil_div, contiguous, opened, processors, vector_of
 from .launch import Kernel
 from .plans import Stay, norm_plan, sums_plan
 
@@ -107,7 +107,7 @@ def _run_backward(
     partial = None
     if needs[0] or (fused and columns):
         flags = (bool(needs[0]), fused and bool(needs[1]), fused and bool(needs[2]))
-        grid = stay.grid(rows, processors(xp), _STAY if columns else 1)
+        grid = stay.grid(rows, processors(xp), ceil_div(_STAY, stay.plan.rows) if columns else 1)
         partial = xp.empty((grid[0], columns * n), real) if fused and columns else None
         kernel = _backward(x.dtype, dtype, stay, rms, flags, None if add is None else add.dtype)
         arrays = (g, x, weight, mean, shift, scale, add, dx, partial)
