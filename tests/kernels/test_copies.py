@@ -137,6 +137,26 @@ def test_which_kernel_copies(place):
     assert not Counter(HITS) - before
 
 
+def test_a_reshape_copies_by_a_kernel_only_where_it_must(place, rng):
+    data = rng.standard_normal((2, 6, 4, 8)).astype(np.float32)
+    x = rt.tensor(data, device=place)
+    for order, shape, kernel in (
+        ((0, 2, 1, 3), (2, 4, 48), "permute_rows"),
+        ((0, 2, 1, 3), (8, 6, 8), "permute_rows"),
+        ((0, 2, 1, 3), (2, 2, 2, 6, 8), None),
+        ((0, 1, 3, 2), (-1,), "permute_tiles"),
+        ((2, 3, 0, 1), (32, 12), None),
+        ((2, 3, 0, 1), (4, 8, 12), None),
+    ):
+        view = rt.permute_dims(x, order)
+        before = Counter(HITS)
+        found = rt.reshape(view, shape)
+        expected = data.transpose(order).reshape(shape)
+        ran = Counter(HITS) - before
+        assert found.shape == expected.shape and found.numpy().tobytes() == expected.tobytes()
+        assert set(ran) == ({kernel} if kernel else set()), (order, shape, ran)
+
+
 @pytest.mark.gpu
 def test_large_transposes(rng):
     rt.Cuda(0)
