@@ -21,7 +21,7 @@ from ruda_tensor.kernels import columns, cross_entropy, norms, optimizer, pointw
 from ruda_tensor.kernels.launch import Kernel, current
 from ruda_tensor.kernels.plans import Plan, Stay, row
 
-from .gpu_rows import TOKENS, VOCABULARY, optimizer_entries, random
+from .gpu_cases import TOKENS, VOCABULARY, optimizer_entries, random
 from .gpu_timing import copy_bandwidth, graph_us, sets_for
 
 ROWS = 16384
@@ -66,7 +66,7 @@ def norm_trials(cp: Any, dtype: Any, n: int, forward: tuple, backward: tuple) ->
     moved = xs[0].nbytes
 
     def install(name: str, stay: Stay) -> Callable[[], None]:
-        return functools.partial(setattr, norms, name, lambda n, vector: stay)
+        return functools.partial(setattr, norms, name, lambda *_: stay)
 
     def go(i: int) -> Any:
         return norms.layer_forward(cp, xs[i], w, w, **STATIC)
@@ -85,7 +85,7 @@ def norm_trials(cp: Any, dtype: Any, n: int, forward: tuple, backward: tuple) ->
 
 def norms_family(cp: Any) -> Iterator[Trial]:
     warps, few = [(3, 4), (3, 6)], (384, 512, 576)
-    yield from norm_trials(cp, BFLOAT16, 768, (warps, (512, 576, 768, 1024), (1, 2, 3)), (warps, few, (1, 2, 3)))
+    yield from norm_trials(cp, BFLOAT16, 768, (warps, (512, 576, 768, 1024), (1, 2, 3)), ([(3, 2), *warps], few, (2, 3)))
     yield from norm_trials(cp, BFLOAT16, 768, ([(1, 1)], (1152, 1536), (1, 2, 3)), ([(1, 1)], (960, 1152), (1, 2)))
     blocks = [(2, 1), (1, 1)]
     yield from norm_trials(cp, BFLOAT16, 4096, (blocks, (768, 1024, 1280, 1536), (1, 2, 3)), (blocks, (512, 768, 1024), (1, 2)))
@@ -108,7 +108,7 @@ def columns_trials(cp: Any, dtype: Any, n: int) -> Iterator[Trial]:
         return columns.sum_columns(cp, gs[i], n, dtype)
 
     runs = {"bias_activation_forward": (2, 1, forward), "bias_activation_backward": (3, 1, backward)}
-    runs |= {"columns_sum": (1, -1, sums)}
+    runs |= {"columns_reduce": (1, -1, sums)}
     shapes = [(32, 8, 4), (32, 8, 8), (128, 2, 2), (128, 2, 4), (128, 2, 8)]
     for name, (times, kind, run) in runs.items():
         for wide, tall, batch in shapes:

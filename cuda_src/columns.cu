@@ -1,6 +1,7 @@
-// Sums over the rows of a matrix, one per column, in two stages and one fixed order: columns_sum or a kernel that makes
+// Sums over the rows of a matrix, one per column, in two stages and one fixed order: columns_reduce or a kernel that makes
 // its terms on the way writes one row of partial sums per block row, and columns_finish adds those.
-// Also the activations of x + bias, whose bias gradient is such a sum. KIND as in math.cuh, -1 for plain sums, -2 for norms.
+// Also the activations of x + bias, whose bias gradient is such a sum. KIND as in math.cuh, -1 for plain reductions, -2 for
+// norms. OP: a sum, or the largest or smallest number of each column.
 #include "math.cuh"
 
 #ifndef AFFINE
@@ -33,8 +34,8 @@ DEVICE void write_partial(const Reals& sums, Real* partial, int n) {
     EACH_OF(k) tile[threadIdx.y][threadIdx.x * VECTOR + k] = sums.at[k];
     __syncthreads();
     for (int t = threadIdx.y * WIDE + threadIdx.x; t < WIDE * VECTOR; t += THREADS) {
-        Real total = 0;
-        UNROLL for (int y = 0; y < TALL; ++y) total += tile[y][t];
+        Real total = tile[0][t];
+        UNROLL for (int y = 1; y < TALL; ++y) total = combine<OP>(total, tile[y][t]);
         const int column = (int)blockIdx.x * WIDE * VECTOR + t;
         if (column < n) partial[(i64)blockIdx.y * n + column] = total;
     }
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(32 * TALL) activation_again(
     if (partial) write_partial(sums, partial, n);
 }
 #elif KIND == -1
-struct Sum {
+struct Reduce {
     const T* g;
     i64 rows, n;
     Reals& sums;
@@ -138,17 +139,18 @@ struct Sum {
         EACH_ROW(i, row) gs[i] = load<VECTOR>(g + row * n);
         EACH_ROW(i, row) {
             const Reals v = widen(gs[i]);
-            EACH_OF(k) sums.at[k] += v.at[k];
+            EACH_OF(k) sums.at[k] = combine<OP>(sums.at[k], v.at[k]);
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) columns_sum(
+extern "C" __global__ void __launch_bounds__(THREADS) columns_reduce(
     const T* __restrict__ g, Real* __restrict__ partial, i64 rows, int n
 ) {
     const int c = COLUMN;
-    Reals sums = {};
-    if (c < n) each_batch(rows, Sum{g + c, rows, n, sums});
+    Reals sums;
+    EACH_OF(k) sums.at[k] = identity<OP, Real>();
+    if (c < n) each_batch(rows, Reduce{g + c, rows, n, sums});
     write_partial(sums, partial, n);
 }
 #else

@@ -90,6 +90,16 @@ template <> struct NormalFor<double> {
     static __device__ __forceinline__ Normal<double> at(double x) { return {normcdf(x), exp(-0.5 * x * x)}; }
 };
 
+// What a reduction makes of two numbers: their sum, or the larger or smaller one, or a NaN where one of them is.
+enum { SUM, MAX, MIN };
+template <int WHICH, class R> DEVICE R combine(R a, R b) {
+    if (WHICH == SUM) return a + b;
+    return (WHICH == MAX ? a > b : a < b) || a != a ? a : b;
+}
+template <int WHICH, class R> DEVICE R identity() {
+    return WHICH == SUM ? R(0) : WHICH == MAX ? R(-INFINITE) : R(INFINITE);
+}
+
 // A value and its slope, as in ruda_tensor/ops/_gelu.py. F: 0 relu, 1 gelu by tanh, 2 gelu by erf, 3 silu.
 enum { RELU, GELU_TANH, GELU, SILU };
 

@@ -138,7 +138,7 @@ template <int N, class S> DEVICE Pack<S, N> load(const S* p) { return *reinterpr
 template <class S, int N> DEVICE void store(S* p, const Pack<S, N>& v) {
 #ifndef HOST_SHIM
     if (sizeof(v) % 16 == 0) {
-        u32 w[sizeof(v) / 4];
+        u32 w[(sizeof(v) + 3) / 4];
         memcpy(w, &v, sizeof(v));
         UNROLL for (int k = 0; k < (int)sizeof(v) / 16; ++k)
             asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global((char*)p + 16 * k)),

@@ -33,16 +33,17 @@ class Tile(NamedTuple):
         return across, max(1, min(down, ceil_div(rows, self.batch * self.tall), 65535))
 
 
+OPERATIONS = {"sum": 0, "max": 1, "min": 2}  # as in math.cuh
 _TILES = {
-    "columns_sum": Tile(32, 8, 4, 4),
-    "bias_activation_forward": Tile(32, 8, 4, 8),
-    "bias_activation_backward": Tile(32, 8, 4, 4),
-    "activation_again": Tile(32, 8, 4, 4),
+    "columns_reduce": Tile(32, 8, 8, 4),
+    "bias_activation_forward": Tile(32, 8, 4, 32),
+    "bias_activation_backward": Tile(32, 8, 4, 8),
+    "activation_again": Tile(32, 8, 4, 8),
     "columns_norm": Tile(32, 8, 4, 4),
 }
 NARROW = 2048  # columns; up to these, tiles of 32 would leave most multiprocessors without a block
 _SIGNATURES = {
-    "columns_sum": "P P q i",
+    "columns_reduce": "P P q i",
     "bias_activation_forward": "P P P q i",
     "bias_activation_backward": "P P P P P q i",
     "activation_again": "P P P P P q i",
@@ -51,26 +52,30 @@ _SIGNATURES = {
 
 
 def tile_of(name: str, n: int, vector: int) -> Tile:
-    """The tile of a kernel over rows of n."""
-    return _TILES[name]
+    """The tile of a kernel over rows of n: as measured on an H200 by benchmarks/gpu_sweep.py."""
+    if name == "bias_activation_forward" and vector == 8 and n % (128 * vector) == 0:
+        return Tile(128, 2, 2, 32)
+    tile = _TILES[name]
+    return tile._replace(batch=8) if name == "bias_activation_backward" and vector == 4 else tile
 
 
 @functools.cache
-def _kernel(name: str, dtype: np.dtype, weights: np.dtype, vector: int, kind: int, tile: Tile) -> Kernel:
-    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], "VECTOR": vector, "KIND": kind}
+def _kernel(name: str, dtype: np.dtype, weights: np.dtype, vector: int, kind: int, tile: Tile, op: int = 0) -> Kernel:
+    defines = {"STORAGE": CTYPES[dtype], "AFFINE": CTYPES[weights], "VECTOR": vector, "KIND": kind, "OP": op}
     return Kernel("columns.cu", name, _SIGNATURES[name], defines | tile.defines())
 
 
 @functools.cache
-def _finish(dtype: np.dtype, wide: int) -> Kernel:
-    return Kernel("columns_finish.cu", "columns_finish", "P P i i", {"STORAGE": CTYPES[dtype], "WIDE": wide})
+def _finish(dtype: np.dtype, wide: int, op: int = 0) -> Kernel:
+    real = "d" if dtype == np.float64 else "f"
+    return Kernel("columns_finish.cu", "columns_finish", f"P P i i {real}", {"STORAGE": CTYPES[dtype], "WIDE": wide, "OP": op})
 
 
-def finish(xp: Any, partial: Any, dtype: np.dtype) -> Any:
-    """Add the rows of partial sums (parts, n), and round once to `dtype`."""
+def finish(xp: Any, partial: Any, dtype: np.dtype, op: int = 0, divisor: float = 1.0) -> Any:
+    """Add the rows of partial sums (parts, n), divide and round once to `dtype`; `op` as in OPERATIONS."""
     parts, n = partial.shape
     out, wide = xp.empty(n, dtype), 8 if n <= NARROW else 32
-    _finish(dtype, wide)((ceil_div(n, wide), 1), (wide, 1024 // wide), partial, out, parts, n)
+    _finish(dtype, wide, op)((ceil_div(n, wide), 1), (wide, 1024 // wide), partial, out, parts, n, divisor)
     return out
 
 
@@ -78,18 +83,23 @@ def _matrix(xp: Any, x: Any, n: int) -> Any:
     return contiguous(xp, x)[0].reshape(x.size // n, n)
 
 
-def sum_columns(xp: Any, g: Any, n: int, dtype: np.dtype) -> Any:
-    """The sum of g, seen as rows of n, over its rows: a bias gradient in `dtype`; None where the gate is shut."""
+def reduce_columns(xp: Any, g: Any, n: int, dtype: np.dtype, operation: str = "sum", divisor: float = 1.0) -> Any:
+    """The sum (or "max", "min") of g, seen as rows of n, over its rows, in `dtype`; None where the gate is shut."""
     real = opened(xp, g)
     if real is None or n > LONGEST or CTYPES.get(dtype) is None or (dtype.itemsize == 8) != (real.itemsize == 8):
         return None
-    g = _matrix(xp, g, n)
+    g, op = _matrix(xp, g, n), OPERATIONS[operation]
     rows, vector = g.shape[0], vector_of(xp, n, g)
-    tile = tile_of("columns_sum", n, vector)
+    tile = tile_of("columns_reduce", n, vector)
     grid = tile.grid(rows, n, vector, processors(xp))
     partial = xp.empty((grid[1], n), real)
-    _kernel("columns_sum", g.dtype, g.dtype, vector, -1, tile)(grid, tile.block(), g, partial, rows, n)
-    return finish(xp, partial, dtype)
+    _kernel("columns_reduce", g.dtype, g.dtype, vector, -1, tile, op)(grid, tile.block(), g, partial, rows, n)
+    return finish(xp, partial, dtype, op, divisor)
+
+
+def sum_columns(xp: Any, g: Any, n: int, dtype: np.dtype) -> Any:
+    """The sum of g over its rows of n: a bias gradient in `dtype`; None where the gate is shut."""
+    return reduce_columns(xp, g, n, dtype)
 
 
 def bias_activation_forward(xp: Any, kind: str, x: Any, bias: Any) -> Any:

@@ -67,6 +67,20 @@ def straight(xp: Any, x: Any) -> Any:
     return xp.ascontiguousarray(x) if found is None else found
 
 
+def for_reshape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    """x, copied by a kernel where another shape of it would be a copy anyway."""
+    if runtime(xp) is None or not fused() or x.flags.c_contiguous:
+        return x
+    sizes = iter([n for n in shape if n != 1])
+    for group, _, _ in _joined(x.shape, list(x.strides)):
+        product = 1
+        while product < group:
+            product *= next(sizes, group)
+        if product != group:
+            return straight(xp, x)
+    return x
+
+
 def _permuted(xp: Any, x: Any) -> Any:
     """A copy by a kernel; None where the layout is another than those that permute.cu knows."""
     width = x.dtype.itemsize

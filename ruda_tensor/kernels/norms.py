@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .columns import finish, norm_columns
-from .gate import CTYPES, LONGEST, contiguous, opened, processors, vector_of
+from .gate import CTYPES, LONGEST, ceil_div, contiguous, opened, processors, vector_of
 from .launch import Kernel
 from .plans import Stay, norm_plan, sums_plan
 
@@ -52,10 +52,11 @@ def _run_forward(
     x, other, weight, bias = contiguous(xp, x, other, weight, bias)
     rows, out = x.size // n, xp.empty(x.shape, x.dtype)
     total = None if other is None else xp.empty(x.shape, x.dtype)
-    stay = norm_plan(n, vector_of(xp, n, x, out, weight, bias, other, total))
+    vector, width, weights = vector_of(xp, n, x, out, weight, bias, other, total), x.dtype.itemsize, _weights(x, weight, bias)
+    stay = norm_plan(n, vector, width, weights.itemsize > width, other is not None)
     mean, shift = (None, None) if rms else (xp.empty((rows, 1), real), xp.empty((rows, 1), real))
     scale = xp.empty((rows, 1), real)
-    kernel = _forward(x.dtype, _weights(x, weight, bias), stay, rms, int(other is not None))
+    kernel = _forward(x.dtype, weights, stay, rms, int(other is not None))
     arrays = (x, other, weight, bias, total, out, mean, shift, scale)
     kernel(stay.grid(rows, processors(xp)), stay.plan.block(), *arrays, rows, n, 1 / n, eps)
     return total, out, mean, shift, scale
@@ -100,13 +101,13 @@ def _run_backward(
     rows, dtype = x.size // n, _weights(x, weight)
     g, x = g.reshape(rows, n), x.reshape(rows, n)
     dx = xp.empty((rows, n), x.dtype) if needs[0] else None
-    stay = sums_plan(n, vector_of(xp, n, x, g, weight, dx, add))
+    stay = sums_plan(n, vector_of(xp, n, x, g, weight, dx, add), x.dtype.itemsize)
     fused = stay.plan.items > 0
     columns = needs[1] + needs[2]
     partial = None
     if needs[0] or (fused and columns):
         flags = (bool(needs[0]), fused and bool(needs[1]), fused and bool(needs[2]))
-        grid = stay.grid(rows, processors(xp), _STAY if columns else 1)
+        grid = stay.grid(rows, processors(xp), ceil_div(_STAY, stay.plan.rows) if columns else 1)
         partial = xp.empty((grid[0], columns * n), real) if fused and columns else None
         kernel = _backward(x.dtype, dtype, stay, rms, flags, None if add is None else add.dtype)
         arrays = (g, x, weight, mean, shift, scale, add, dx, partial)

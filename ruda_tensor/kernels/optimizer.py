@@ -16,7 +16,7 @@ from .launch import Kernel, runtime
 THREADS, BATCH, VECTOR = 256, 1, 4
 BUCKETS = (8, 64, 512)  # tensors that a table holds: it is a parameter of the kernel, of at most 32,764 bytes (CUDA 12.1)
 FAN_IN = 1024
-STATISTICS_RUN = 16384  # numbers that a row of statistics holds, unless the tensor has more than FAN_IN of these
+STATISTICS_RUN = 65536  # numbers that a row of statistics holds, unless the tensor has more than FAN_IN of these
 _STATISTICS_THREADS, _STATISTICS_BATCH = 256, 4
 
 

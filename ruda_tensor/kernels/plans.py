@@ -79,25 +79,50 @@ def row_plan(n: int, vector: int, kept: int) -> Plan:
     return Plan(vector, LONG_GROUP, 1, 0)
 
 
-@functools.cache
-def norm_plan(n: int, vector: int) -> Stay:
-    """For the forward of a norm, which also holds a thread's weights and biases."""
-    plan = row_plan(n, vector, 32)
-    return Stay(plan, max(1024, plan.group), 0)
+STATIC_SHARED = 40_000  # bytes of shared memory that a plan may ask for: 48 KiB are there without asking, less the scratch
+
+
+def _stages(plan: Plan, arrays: int, width: int) -> int:
+    """Two rows of `arrays` arrays in shared memory where halves and they fit, else the next one in registers."""
+    bytes_each = plan.items * plan.group * plan.rows * plan.vector * width
+    return 2 if width == 2 and plan.vector == 8 and 2 * arrays * bytes_each <= STATIC_SHARED else 1
 
 
 @functools.cache
-def sums_plan(n: int, vector: int) -> Stay:
-    """For the backward of a norm, which also holds a thread's column sums."""
-    vectors = ceil_div(n, vector)
-    if vectors <= 32 * (4 if vector <= 4 else 3):
+def norm_plan(n: int, vector: int, width: int, wider: bool = False, add: bool = False) -> Stay:
+    """For the forward of a norm, which also holds a thread's weights and biases; numbers of `width` bytes.
+
+    `wider`: the weights take more bytes than the numbers; `add`: of a sum of two arrays. Few resident threads leave each
+    of them the registers it needs: on an H200 one size too many costs a factor of two, by spills.
+    """
+    vectors, most = ceil_div(n, vector), max(1, 24 // vector)
+    if vectors <= 32 * most:
         items = ceil_div(vectors, 32)
-        return Stay(row(n, vector, items, 8), 1024 if items == 1 else 512)
-    for items, widest, resident in ((1, 512, 1024), (2, 512, 512), (4, 512 if vector <= 4 else 0, 512)):
+        plan, resident = row(n, vector, items, 4), 1024 if items * vector <= 8 else 768 if width == 2 else 512
+    else:
+        plan = row_plan(n, vector, 16 if width == 2 else 32)
+        if plan.rows > 1 or not plan.items:
+            plan = row_plan(n, vector, 32)
+        resident = 768
+    if wider or add:
+        resident = resident * 2 // 3
+    resident = max(resident, plan.group * plan.rows)
+    stages = _stages(plan, 1 + add, width) if width == 2 else 0
+    return Stay(plan, resident, stages if plan.items else 0)
+
+
+@functools.cache
+def sums_plan(n: int, vector: int, width: int) -> Stay:
+    """For the backward of a norm, which also holds a thread's column sums; numbers of `width` bytes."""
+    vectors = ceil_div(n, vector)
+    if vectors <= 32 * (3 if vector == 8 else 2 if vector > 1 else 4):
+        plan = row(n, vector, ceil_div(vectors, 32), 4)
+        return Stay(plan, 384 if plan.items * vector > 8 else 768, _stages(plan, 2, width))
+    for items, widest, resident in ((2, 256, 512), (1, 1024, 1024), (2, 512, 512)):
         plan = row(n, vector, items)
         if plan.group <= widest:
-            return Stay(plan, max(resident, plan.group))
-    if vector == 1 and vectors <= 8192:
-        plan = row(n, vector, 8)
+            return Stay(plan, max(resident, plan.group), _stages(plan, 2, width))
+    if vector < 8 and vectors <= (2048 if vector > 1 else 8192):
+        plan = row(n, vector, 4 if vector > 1 else 8)
         return Stay(plan, plan.group)
     return Stay(Plan(vector, LONG_GROUP, 1, 0), 1024)

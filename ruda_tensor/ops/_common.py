@@ -14,7 +14,6 @@ from ..operation import Primitive, apply
 from ..tensor import Tensor
 
 
-
 def _cast_forward(xp: Any, x: Any, *, dtype: np.dtype) -> Any:
     found = copies.cast(xp, x, dtype)
     return x.astype(dtype) if found is None else found

@@ -5,11 +5,10 @@ true and `any` false; an extreme of no elements does not exist and raises.
 """
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..dtypes import FLOATING, INT32, INT64, INTEGER, UINT32, UNSIGNED, as_dtype
-from ..kernels import columns
+from ..kernels import reductions
 from ..operation import Primitive, apply, round_to, widen
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axes, normalize_axis
@@ -50,30 +49,26 @@ _sum = Primitive(
 )
 
 
-NARROW = 32  # columns; fewer leave most threads of the kernel idle
+
+def _stored(plain: Primitive) -> Primitive:
+    """The same reduction where there are kernels, which read half types as they are."""
+
+    def forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
+        out = reductions.reduce(xp, x, axis, plain.name)
+        if out is not None:
+            return out.reshape([1 if i in axis else n for i, n in enumerate(x.shape) if keepdims or i not in axis])
+        (wide,), dtype = widen([x])
+        out = plain.forward(xp, wide, axis=axis, keepdims=keepdims)
+        return out if dtype is None else round_to(xp.asarray(out), dtype)
+
+    return Primitive(plain.name, forward, half="storage", dx=plain.rules["x"])
 
 
-def _column_sum_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
-    out = columns.sum_columns(xp, x, math.prod(x.shape[len(axis) :]), x.dtype)
-    if out is not None:
-        return out.reshape((1,) * len(axis) * keepdims + x.shape[len(axis) :])
-    (wide,), dtype = widen([x])
-    out = total(xp, wide, axis, keepdims)
-    return out if dtype is None else round_to(out, dtype)
+def _chosen(plain: Primitive, stored: Primitive, x: Tensor, axes: tuple[int, ...]) -> Primitive:
+    return stored if x.device.launches and reductions.takes(x, axes, plain.name) else plain
 
 
-# The sum over leading axes where there are kernels, which read half types as they are: the gradient of a bias.
-_column_sum = Primitive(
-    "sum",
-    _column_sum_forward,
-    half="storage",
-    dx=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims),
-)
-
-
-def _sums_columns(x: Tensor, axis: tuple[int, ...]) -> bool:
-    leading = 0 < len(axis) < x.ndim and axis == tuple(range(len(axis)))
-    return leading and x.dtype in FLOATING and math.prod(x.shape[len(axis) :]) >= NARROW
+_stored_sum = _stored(_sum)
 
 
 def sum(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
@@ -86,8 +81,7 @@ def sum(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = F
     x = as_tensor(x, None, "sum")
     x = cast(x, accumulator(x) if dtype is None else as_dtype(dtype))
     axes = normalize_axes(axis, x.ndim, "sum")
-    op = _column_sum if x.device.launches and _sums_columns(x, axes) else _sum
-    return apply(op, (x,), {"axis": axes, "keepdims": bool(keepdims)})
+    return apply(_chosen(_sum, _stored_sum, x, axes), (x,), {"axis": axes, "keepdims": bool(keepdims)})
 
 
 def _mean_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Any:
@@ -102,6 +96,9 @@ _mean = Primitive(
 )
 
 
+_stored_mean = _stored(_mean)
+
+
 def mean(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the mean over `axis` (all by default), accumulated in float32 or wider; NaN over no elements.
 
@@ -109,7 +106,9 @@ def mean(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
     >>> rt.mean(rt.tensor([1, 2], device=rt.Cpu())).item()
     1.5
     """
-    return _reduce(_mean, floating(x, "mean"), axis, keepdims)
+    x = floating(x, "mean")
+    axes = normalize_axes(axis, x.ndim, "mean")
+    return apply(_chosen(_mean, _stored_mean, x, axes), (x,), {"axis": axes, "keepdims": bool(keepdims)})
 
 
 def _prod_rule(g: Tensor, x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -157,6 +156,7 @@ def _extreme_rule(g: Tensor, x: Tensor, out: Tensor, axis: tuple[int, ...], keep
 
 _max = Primitive("max", lambda xp, x, *, axis, keepdims: xp.max(x, axis=axis, keepdims=keepdims), dx=_extreme_rule)
 _min = Primitive("min", lambda xp, x, *, axis, keepdims: xp.min(x, axis=axis, keepdims=keepdims), dx=_extreme_rule)
+_stored_extremes = {op.name: _stored(op) for op in (_max, _min)}
 
 
 def check_not_empty(shape: tuple[int, ...], axis: tuple[int, ...], name: str) -> None:
@@ -173,6 +173,7 @@ def _extreme(op: Primitive, x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     x = as_tensor(x, None, op.name)
     axes = normalize_axes(axis, x.ndim, op.name)
     check_not_empty(x.shape, axes, op.name)
+    op = _chosen(op, _stored_extremes[op.name], x, axes)
     return apply(op, (x,), {"axis": axes, "keepdims": bool(keepdims)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..kernels import copies
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from ._common import as_tensor, normalize_axes, normalize_axis
@@ -15,6 +16,8 @@ __all__ = [
 
 
 def _reshape_forward(xp: Any, x: Any, *, shape: tuple[int, ...], copy: bool | None = None) -> Any:
+    if not x.flags.c_contiguous:
+        x = copies.for_reshape(xp, x, shape)
     out = x.reshape(shape)
     return out.copy() if copy else out
 

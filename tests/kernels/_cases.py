@@ -9,7 +9,7 @@ import numpy as np
 
 from ruda_tensor import backend, philox
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from ruda_tensor.kernels import columns, cross_entropy, norms, pointwise, softmax
+from ruda_tensor.kernels import columns, cross_entropy, norms, pointwise, reductions, softmax
 from ruda_tensor.kernels.gate import real_of
 
 from . import _reference as reference
@@ -270,6 +270,23 @@ def summed(xp: Any, rng: Any, dtype: np.dtype, rows: int, n: int, *, shift: int 
     g = draw(rng, (rows, n), dtype)
     out = columns.sum_columns(xp, put(xp, g, shift), n, dtype)
     close(out, g.astype(float).sum(0), slack=32, scale=4 * np.sqrt(rows), name="sum")
+    return [out]
+
+
+def reduced(xp: Any, rng: Any, dtype: np.dtype, rows: int, n: int, kind: str, *, last: bool, shift: int = 0) -> list:
+    """A sum, mean, max or min over the rows or over the columns of a matrix; extremes are exact, and NaN shows."""
+    x = draw(rng, (rows, n), dtype)
+    bad = rng.integers(0, rows), rng.integers(0, n)
+    axis, count = (1, n) if last else (0, rows)
+    for nan in (False, True):
+        if nan:
+            x[bad] = np.nan
+        exact = getattr(x.astype(float), kind)(axis)
+        out = reductions.reduce(xp, put(xp, x, shift), (axis,), kind)
+        if kind in ("max", "min"):
+            close(out, exact, slack=0, name=kind)
+        else:
+            close(out, exact, slack=64, scale=4 * np.sqrt(count) / (count if kind == "mean" else 1), name=kind)
     return [out]
 
 

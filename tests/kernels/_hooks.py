@@ -21,7 +21,7 @@ class Case(NamedTuple):
     call: Callable[..., rt.Tensor]
     shapes: tuple
     forward: tuple[str, ...]
-    backward: tuple[str, ...]
+    backward: tuple[str, ...] | None  # None: whichever the rules call
     wide: tuple[int, ...] = ()  # inputs that are float32 beside half ones
 
 
@@ -67,10 +67,12 @@ CASES = {
     "dropout": Case(lambda d, x: rt.dropout(x, 0.4, training=True, seed=3), ((5, 33),), ("dropout",), ("dropout",)),
     "rotary": Case(_rotary, ((2, 5, 3, N),), ("rotary",), ("rotary",)),
     "rotary of a sequence": Case(lambda d, x: rt.reshape(_rotary(d, x), (6, 5, 24)), ((1, 5, 6, 24),), ("rotary",), ("rotary",)),
-    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_sum", "columns_finish"), ()),
     "silu_backward": Case(lambda d, g, x: slopes.silu_backward(g, x), ((5, 33), (5, 33)), ("activation_backward",), ()),
     "softmax_backward": Case(lambda d, g, y: slopes.softmax_backward(g, y, 1), ((7, 33), (7, 33)), ("softmax_backward",), ()),
     "log_softmax_backward": Case(lambda d, g, y: slopes.log_softmax_backward(g, y, 1), ((7, 33),) * 2, ("softmax_backward",), ()),
+    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_reduce", "columns_finish"), ()),
+    "mean": Case(lambda d, x: rt.mean(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), ()),
+    "max": Case(lambda d, x: rt.max(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), None),
 }  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from ruda_tensor.kernels import (
     attention,
     attention_hopper,
     columns,
+    copies,
     cross_entropy,
     norms,
     optimizer,
     pointwise,
+    reductions,
     rotary,
     segments,
     softmax,
@@ -32,10 +34,11 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
     for dtype, n, straight in ROWS:
         vector = 16 // dtype.itemsize if straight else 1
         where = f"{dtype} rows of {n}"
-        forward, stay, sums = row_plan(n, vector, 32), norm_plan(n, vector), sums_plan(n, vector)
+        forward, sums = row_plan(n, vector, 32), sums_plan(n, vector, dtype.itemsize)
         held = sums.plan.items > 0
         flags = (True, held, held)
         for add, what in ((0, ""), (1, " of a sum")):
+            stay = norm_plan(n, vector, dtype.itemsize, add=bool(add))
             yield f"layer_norm forward{what}, {where}", norms._forward(dtype, dtype, stay, 0, add)
             yield f"layer_norm backward{what}, {where}", norms._backward(dtype, dtype, sums, 0, flags, dtype if add else None)
         yield f"rms_norm backward, {where}", norms._backward(dtype, dtype, sums, 1, (*flags[:2], False))
@@ -57,6 +60,7 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
                 name = f"attention_backward_{kind}"
                 yield f"{name}, {where}", attention._backward(name, dtype, d, True, table[d])
             yield from _hopper(dtype, d, where)
+    yield from _copies()
 
 
 def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
@@ -67,6 +71,16 @@ def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
             name = f"attention_hopper_{kind}"
             yield f"{name}, {seen}, {where}", attention_hopper._backward(name, dtype, d, causal, table[d])
     yield f"attention_hopper_rows, {where}", attention_hopper._rows(dtype, d)
+
+
+def _copies() -> Iterator[tuple[str, Kernel]]:
+    for source, target in ((FLOAT32, BFLOAT16), (BFLOAT16, FLOAT32), (FLOAT16, FLOAT32)):
+        yield f"cast, {source} to {target}", copies._cast(source, target, copies.CAST_VECTOR, copies.CAST_BATCH)
+    for width in (2, 4):
+        yield f"permute_rows, {width} bytes", copies._rows(width, 16 // width, 3)
+        yield f"permute_tiles, {width} bytes", copies._tiles(width, int(width == 2), 1)
+    for n, group, rows in ((768, 32, 8), (4096, 128, 1)):
+        yield f"row_reduce, rows of {n}", reductions._kernel(BFLOAT16, 8, group, rows, 0)
 
 
 def _columns(name, dtype, vector: int, kind: int) -> Kernel:
@@ -83,7 +97,7 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
         yield f"{name}, {where}", pointwise._kernel("silu_mul.cu", name, dtype, vector, pointwise.BATCHES[name], 0)
     for name in ("bias_activation_forward", "bias_activation_backward", "activation_again"):
         yield f"gelu_tanh {name}, {where}", _columns(name, dtype, vector, 1)
-    yield f"columns_sum, {where}", _columns("columns_sum", dtype, vector, -1)
+    yield f"columns_reduce, {where}", _columns("columns_reduce", dtype, vector, -1)
     yield f"columns_norm, {where}", _columns("columns_norm", dtype, vector, -2)
     if straight:
         for wide in (8, 32):

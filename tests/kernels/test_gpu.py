@@ -136,6 +136,16 @@ def test_sums_over_many_rows(xp, rng):
         cases.activations(xp, rng, dtype, "gelu_tanh", 100_000, 96, bias="same")
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_reductions(xp, rng, dtype, kind):
+    for rows, n in ((1, 33), (3000, 768), (100_003, 40), (257, 20_000)):
+        cases.reduced(xp, rng, dtype, rows, n, kind, last=False)
+        if dtype.itemsize == 2 and rows > 256:
+            cases.reduced(xp, rng, dtype, rows, n, kind, last=True)
+            cases.reduced(xp, rng, dtype, rows, n, kind, last=True, shift=1)
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 def test_special_values(xp, rng, dtype):
     for n in (8, 264, 5000, 70_000):

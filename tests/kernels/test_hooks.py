@@ -64,8 +64,8 @@ def test_the_kernels_run_and_every_pairing_is_right(name, place, dtype):
     expected = exact(case, tensors)
     for forward, then in PAIRS:
         found, ahead, behind = run(case, tensors, forward, then)
-        assert set(ahead) == set(case.forward if forward else ()), "the kernels of the forward"
-        assert set(behind) == set(case.backward if then else ()), "and of the backward"
+        assert set(ahead) - {"cast"} == set(case.forward if forward else ()), "the kernels of the forward"
+        assert case.backward is None or set(behind) - {"cast"} == set(case.backward if then else ()), "and of the backward"
         assert [y.dtype for y in found[1:]] == [x.dtype for x in tensors] and found[0].dtype == dtype
         agree(found, expected, dtype)
 

@@ -157,8 +157,11 @@ def test_what_is_not_aligned_is_read_one_by_one(machine):
 
 def test_copies_are_made_of_what_is_not_contiguous(machine):
     x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    with gate.use_fused(False):
+        (copy,) = gate.contiguous(np, x[:, :3])
+    assert copy.flags.c_contiguous and copy.tolist() == x[:, :3].tolist() and not machine.launched
     (copy,) = gate.contiguous(np, x[:, :3])
-    assert copy.flags.c_contiguous and copy.tolist() == x[:, :3].tolist()
+    assert copy.flags.c_contiguous and copy.shape == (3, 3) and machine.launched[0][0] == "permute_rows"
     assert gate.contiguous(np, x)[0] is x and gate.contiguous(np, None) == [None]
 
 
@@ -166,13 +169,18 @@ def test_copies_are_made_of_what_is_not_contiguous(machine):
 def test_plans_cover_every_row(vector):
     for n in [*range(1, 300), 1023, 1024, 4096, 4097, 8192, 32768, 50304, 65537, 262147, 2**30]:
         n *= vector
-        for plan in (plans.row_plan(n, vector, 32), plans.sums_plan(n, vector)[0]):
+        width = 16 // vector if vector > 1 else 2
+        stays = [plans.norm_plan(n, vector, width, wider, add) for wider in (False, True) for add in (False, True)]
+        stays.append(plans.sums_plan(n, vector, width))
+        for plan in (plans.row_plan(n, vector, 32), *[stay.plan for stay in stays]):
             assert plan.group % 32 == 0 and 32 <= plan.group <= 1024 and plan.group * plan.rows <= 1024
             assert plan.rows == 1 or plan.group == 32
             assert plan.items == 0 or plan.items * plan.group * vector >= n
             assert plan.items * vector <= 64
-        plan, resident = plans.sums_plan(n, vector)
-        assert resident >= plan.group * plan.rows
+        for stay in stays:
+            plan = stay.plan
+            assert stay.resident >= plan.group * plan.rows and (stay.stages == 0 or plan.items or stay is stays[-1])
+            assert stay.stages < 2 or stay.stages * plan.items * plan.group * plan.rows * 16 <= plans.STATIC_SHARED
 
 
 def test_dropout_of_nothing_or_everything_is_left_to_the_plain_body(machine):

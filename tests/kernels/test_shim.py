@@ -115,6 +115,25 @@ def test_column_sums(dtype, rows, n, shift, seed):
     xp.check()
 
 
+KINDS = st.sampled_from(["sum", "mean", "max", "min"])
+
+
+@FEW
+@given(DTYPES, KINDS, st.integers(1, 300), st.sampled_from([32, 67, 264]), SHIFTS, SEEDS)
+def test_reductions_of_columns(dtype, kind, rows, n, shift, seed):
+    xp = module()
+    cases.reduced(xp, np.random.default_rng(seed), dtype, rows, n, kind, last=False, shift=shift)
+    xp.check()
+
+
+@FEW
+@given(st.sampled_from([FLOAT16, BFLOAT16]), KINDS, st.sampled_from([32, 67, 264, 1100, 4096]), SHIFTS, SEEDS)
+def test_reductions_of_rows(dtype, kind, n, shift, seed):
+    xp = module()
+    cases.reduced(xp, np.random.default_rng(seed), dtype, 257, n, kind, last=True, shift=shift)
+    xp.check()
+
+
 # The longest rows of each kind: kept by a block, and too long for it (the plans are in ruda_tensor/kernels/plans.py).
 LONG = [(FLOAT32, 4104), (BFLOAT16, 33000), *([(FLOAT64, 1025), (BFLOAT16, 8200)] if ALL else [])]
 

@@ -108,7 +108,7 @@ def test_what_overflows_when_unscaled_is_bad():
 
 
 def test_the_hierarchy_has_a_fan_in_of_1024():
-    assert [optimizer.statistics_rows(n) for n in (1, 16384, 16385, 10**8)] == [1, 1, 2, 1024]
+    assert [optimizer.statistics_rows(n) for n in (1, 65536, 65537, 10**8)] == [1, 1, 2, 1024]
     assert optimizer.statistics_plan(1024) == [] and optimizer.statistics_plan(1025) == [2]
     assert 12 * sum(optimizer.statistics_plan(4096 * 1024)) == 49_200
 

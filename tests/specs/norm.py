@@ -53,6 +53,14 @@ ROWS: list[Spec] = [
         lambda x, w: rms(x, (1, 2)) * w, tag="affine",
     ),
     Spec(
+        "add_layer_norm", lambda x, y, w, b: rt.add_layer_norm(x, y, w, b), draws(normal(2, 3), normal(2, 3), *2 * (normal(3),)),
+        lambda x, y, w, b: (x + y, standard(x + y, 1) * w + b),
+    ),
+    Spec(
+        "add_rms_norm", lambda x, y, w: rt.add_rms_norm(x, y, w, eps=1e-5), draws(normal(2, 3), normal(2, 3), normal(3)),
+        lambda x, y, w: (x + y, rms(x + y, 1) * w),
+    ),
+    Spec(
         "batch_norm", lambda x, m, v: rt.batch_norm(x, m, v, training=True, momentum=0.3)[1:],
         draws(normal(3, 2, 4), normal(2), uniform(0.5, 2.0, 2)), running, order=0, tag="running",
     ),
