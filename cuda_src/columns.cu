@@ -102,30 +102,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) bias_activation_backward(
     if (partial) write_partial(sums, partial, n);
 }
 
+struct Again {
+    const T *g, *x;
+    T *out, *dx;
+    i64 rows, n;
+    Reals& sums;
+
+    template <bool WHOLE> __device__ __forceinline__ void run(i64 first) {
+        Vector gs[BATCH], xs[BATCH];
+        EACH_ROW(i, row) {
+            gs[i] = load<VECTOR>(g + row * n);
+            xs[i] = load<VECTOR>(x + row * n);
+        }
+        EACH_ROW(i, row) {
+            const Reals incoming = widen(gs[i]), at = widen(xs[i]);
+            Reals y, d;
+            EACH_OF(k) {
+                d.at[k] = pull<KIND, T>(incoming.at[k], at.at[k]);
+                sums.at[k] += d.at[k];
+                y.at[k] = activate<KIND, T>(at.at[k]);
+            }
+            if (out) store(out + row * n, narrow<T>(y));
+            store(dx + row * n, narrow<T>(d));
+        }
+    }
+};
+
 // f(x) made again, dx = g slope(x), which may be written over g, and the partial sums of dx, in one pass.
-extern "C" __global__ void __launch_bounds__(32 * TALL) activation_again(
+extern "C" __global__ void __launch_bounds__(THREADS) activation_again(
     const T* g, const T* __restrict__ x, T* __restrict__ out, T* dx, Real* __restrict__ partial, i64 rows, int n
 ) {
     const int c = COLUMN;
-    Real sums[VECTOR] = {};
-    if (c < n) EACH_FIRST(first) {
-        Vector gs[BATCH], xs[BATCH];
-        EACH_ROW(i, row, first) {
-            gs[i] = load<VECTOR>(g + row * n + c);
-            xs[i] = load<VECTOR>(x + row * n + c);
-        }
-        EACH_ROW(i, row, first) {
-            Vector y, d;
-            EACH_OF(k) {
-                const Real z = widen(xs[i].at[k]), value = pull<KIND, T>(widen(gs[i].at[k]), z);
-                sums[k] += value;
-                narrow(activate<KIND, T>(z), y.at[k]);
-                narrow(value, d.at[k]);
-            }
-            if (out) store(out + row * n + c, y);
-            store(dx + row * n + c, d);
-        }
-    }
+    Reals sums = {};
+    if (c < n) each_batch(rows, Again{g + c, x + c, out ? out + c : out, dx + c, rows, n, sums});
     if (partial) write_partial(sums, partial, n);
 }
 #elif KIND == -1
