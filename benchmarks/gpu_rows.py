@@ -3,7 +3,10 @@
     python -m benchmarks.gpu_rows                        everything
     python -m benchmarks.gpu_rows layer_norm adamw       what has these words in its name
     python -m benchmarks.gpu_rows --no-peers             ours alone
-    python -m benchmarks.gpu_rows --compile              only compiles the peers, into PyTorch's cache
+    python -m benchmarks.gpu_rows --together             compiles PyTorch's functions in many processes at once
+
+Compiling takes most of the time. With --together a process per family and dtype compiles, and says when it is done; then one
+after the other measures, alone on the GPU.
 
 `share` is the bytes that must move (each input read once, each output written once) over the time and over what a copy
 of 4 GiB reaches here. A peer's ratio is its time over ours, so above 1 is faster than the peer. Times are medians in us of
@@ -13,9 +16,13 @@ first compared with PyTorch's.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import numpy as np
@@ -137,13 +144,47 @@ def fused_adamw(cp: Any) -> None:
     print(f"torch fused AdamW {timed(rule.step):.0f} us, clipped {timed(clipped):.0f} us (float32, eager)")
 
 
-def compile_peers(cases: list[Case]) -> None:
-    """Run each compiled peer once, so that PyTorch keeps it."""
+def warm(cases: list[Case]) -> None:
+    """Run each compiled peer once."""
     import torch
 
     for case in cases:
         if case.peer is not None:
             peer_run(torch.compile(case.peer[0]), case.peer[1])(0)
+    torch.cuda.synchronize()
+
+
+def together(chosen: list[str]) -> None:
+    """A process per family and dtype: all compile at once, then they measure one by one."""
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    children = []
+    for name in chosen:
+        for dtype in ("float32", "bfloat16"):
+            command = [sys.executable, "-m", "benchmarks.gpu_rows", "--family", name, "--dtype", dtype, "--held"]
+            children.append(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment))
+    for child in children:
+        assert child.stdout is not None
+        while child.stdout.readline() not in ("ready\n", ""):
+            pass
+    for child in children:
+        print(child.communicate("\n")[0], end="", flush=True)
+
+
+def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> None:
+    """Print the lines of one family."""
+    for dtype in (FLOAT32, BFLOAT16):
+        if options.dtype not in (None, str(dtype)):
+            continue
+        cases = FAMILIES[name](cp, dtype)
+        if options.held:
+            warm(cases)
+            print("ready", flush=True)
+            input()
+            copy = copy_bandwidth(cp)
+        for case in cases:
+            report(cp, case, dtype, copy, not options.no_peers)
+        del cases
+        cp.get_default_memory_pool().free_all_blocks()
 
 
 def main() -> None:
@@ -151,30 +192,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--family", choices=list(FAMILIES))
+    parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     rt.Cuda(0)
     cp = backend.cupy()
-    chosen = [f for words, f in FAMILIES.items() if not options.words or any(word in words for word in options.words)]
-    dtypes = [d for d in (FLOAT32, BFLOAT16) if options.dtype in (None, str(d))]
-    copy = 0.0 if options.compile else copy_bandwidth(cp)
+    if options.held:
+        return measure(cp, options.family, options, 0.0)
+    chosen = [name for name in FAMILIES if not options.words or any(word in name for word in options.words)]
+    copy = copy_bandwidth(cp)
     cp.get_default_memory_pool().free_all_blocks()
-    if not options.compile:
-        print(f"{cp.cuda.runtime.getDeviceProperties(0)['name'].decode()}; a copy moves {copy / 1e3:.0f} GB/s")
-        overhead(cp)
-        print(f"{'kernel':42s} {'dtype':9s} {'us':>9s} {'floor':>9s} {'share':>6s} {'eager':>6s} {'compil':>6s} {'error':>9s}")
-    for family in chosen:
-        for dtype in dtypes:
-            cases = family(cp, dtype)
-            if options.compile:
-                compile_peers(cases)
-                continue
-            for case in cases:
-                report(cp, case, dtype, copy, not options.no_peers)
-            del cases
-            cp.get_default_memory_pool().free_all_blocks()
-    if not options.compile and not options.no_peers and any("adamw" in word for word in options.words or ["adamw"]):
+    print(f"{cp.cuda.runtime.getDeviceProperties(0)['name'].decode()}; a copy moves {copy / 1e3:.0f} GB/s")
+    overhead(cp)
+    print(f"{'kernel':42s} {'dtype':9s} {'us':>9s} {'floor':>9s} {'share':>6s} {'eager':>6s} {'compil':>6s} {'error':>9s}")
+    if options.together:
+        together(chosen)
+    else:
+        for name in chosen:
+            measure(cp, name, options, copy)
+    if not options.no_peers and any("adamw" in name for name in chosen):
         fused_adamw(cp)
     print("launches:", dict(sorted(launch.HITS.items())))
 
