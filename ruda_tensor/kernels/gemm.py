@@ -216,7 +216,10 @@ def _extended(
         return None
     address, device = owner.address, owner.device()
     a, b = address(x), address(y)
-    c, to, bias_at, aux_at = (0 if t is None else address(t) for t in (added, out, bias, aux))
+    c = 0 if added is None else address(added)
+    to = 0 if out is None else address(out)
+    bias_at = 0 if bias is None else address(bias)
+    aux_at = 0 if aux is None else address(aux)
     low = a | b | c | to | bias_at | aux_at
     recipe = _recipe(owner, xp, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
     plan = recipe.plan
@@ -236,14 +239,14 @@ def _extended(
     return out
 
 
-def _fits(dtype: Any, *others: Any) -> bool:
-    """True where arrays, None left out, have this dtype and lie in row-major order."""
-    return all(t is None or (t.dtype == dtype and t.flags.c_contiguous) for t in others)
+def _fits(dtype: Any, t: Any) -> bool:
+    """True where an array has this dtype and lies in row-major order, and for None."""
+    return t is None or (t.dtype == dtype and t.flags.c_contiguous)
 
 
 def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
     """x @ w + bias + residual, rounded once, in one call; or None. bias is [n], residual as the result."""
-    if not _fits(x.dtype, bias, residual):
+    if not (_fits(x.dtype, bias) and _fits(x.dtype, residual)):
         return None
     return _extended(xp, x, w, "none" if bias is None else "bias", bias=bias, added=residual)
 

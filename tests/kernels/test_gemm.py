@@ -113,6 +113,15 @@ def test_what_cublaslt_is_asked_for_is_the_product(case):
             assert found.dtype == dtype and np.array_equal(wide(found), wide(x) @ wide(y))
 
 
+def test_rows_that_share_a_weight_are_one_product():
+    fake = FakeBlasLt()
+    x, w = normal(2, 3, 5, 8), normal(8, 4)
+    with blaslt.substitute(fake):
+        for rows, batch in ((x, 1), (x[..., :4, :], 6), (x[..., :6], 1), (x[:, :2], 1), (x.swapaxes(1, 2), 1), (x[0], 1)):
+            close(gemm.matmul(np, rows, w[: rows.shape[-1]]), wide(rows) @ wide(w[: rows.shape[-1]]), FLOAT32)
+            assert fake.log[-1]["batch"] == batch
+
+
 class Addressed(np.ndarray):
     """A host array that tells its address as CuPy's arrays do."""
 

@@ -179,6 +179,20 @@ def test_products_of_odd_sizes_and_misaligned_views(m, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [rt.float64, rt.float32, rt.bfloat16, rt.float16], ids=str)
+def test_the_older_interface_has_the_same_products(dtype, monkeypatch):
+    cp = rt.Cuda(0).xp
+    rng = np.random.default_rng(0)
+    x, y = (cp.asarray(rng.integers(-3, 4, shape).astype(dtype)) for shape in ((3, 33, 65), (3, 65, 17)))
+    pairs = [(x, y), (x, y[0]), (x[0, ::2], y), (y.swapaxes(1, 2), x.swapaxes(1, 2)), (x[:, :0], y), (x[..., :0], y[:, :0])]
+    expected = [gemm.matmul(cp, a, b, rt.float32 if dtype.itemsize == 2 else None) for a, b in pairs]
+    monkeypatch.setitem(blaslt._found, "cupy", None)
+    for (a, b), e in zip(pairs, expected, strict=True):
+        found = gemm.matmul(cp, a, b, e.dtype)
+        assert found.dtype == e.dtype and np.array_equal(cp.asnumpy(found), cp.asnumpy(e)), "integers are exact in both"
+
+
+@pytest.mark.gpu
 def test_a_captured_graph_has_its_workspace_and_replays_the_same_bits():
     cp = rt.Cuda(0).xp
     rng = np.random.default_rng(0)
