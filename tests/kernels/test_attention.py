@@ -109,6 +109,18 @@ def test_gradients_are_written_where_they_are_wanted(xp, rng):
     assert attention.forward(xp, q, k, v, out=xp.empty((2, 4, 70, 65), BFLOAT16)[..., 1:], **static) is None
 
 
+def test_a_float32_gradient_is_rounded_first(xp, rng):
+    """Plain bodies hand on float32; the plain backward of attention would take many times as long."""
+    case = Case(1, 1, 1, 20, 20, 64, True)
+    q, k, v, g = place(xp, case, inputs(rng, case, BFLOAT16))
+    out, lse = taken(attention.forward(xp, q, k, v, scale=0.125, causal=True))
+    of_half, of_float = (
+        taken(attention.backward(xp, a, q, k, v, out, lse, scale=0.125, causal=True)) for a in (g, g.astype(FLOAT32))
+    )
+    for a, b in zip(of_half, of_float):
+        assert backend.to_host(a).tobytes() == backend.to_host(b).tobytes()
+
+
 def test_the_joined_heads_are_a_view(xp, rng):
     out, _, dq, _, _ = check(xp, rng, BFLOAT16, Case(1, 2, 2, 9, 9, 64, False))
     assert out.transpose(0, 2, 1, 3).flags.c_contiguous and dq.transpose(0, 2, 1, 3).flags.c_contiguous
