@@ -164,6 +164,22 @@ def test_the_bits_are_the_same_20_times(rng, d):
         assert [backend.to_host(a).tobytes() for a in run(backend.cupy(), case, arrays)] == first
 
 
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements(rng):
+    rt.Cuda(0)
+    cp = backend.cupy()
+    x = cp.zeros((40_000, 8, 105, 64), BFLOAT16)
+    assert x.size > 2**31
+    x[-1] = cp.asarray(cases.draw(rng, x.shape[1:], BFLOAT16))
+
+    def everything(a):
+        out, lse = taken(attention.forward(cp, a, a, a, scale=0.125, causal=True))
+        return [out, lse, *taken(attention.backward(cp, a, a, a, a, out, lse, scale=0.125, causal=True))]
+
+    for a, b in zip(everything(x), everything(x[-1:])):
+        assert backend.to_host(a[-1]).tobytes() == backend.to_host(b[0]).tobytes()
+
+
 def test_what_the_kernels_do_not_take(xp, rng):
     q, k, v, _ = place(xp, CASES[0], inputs(rng, CASES[0], BFLOAT16))
     assert attention.forward(xp, q, k, v, scale=1.0, causal=True) is not None
