@@ -50,8 +50,8 @@ class Tiles(NamedTuple):
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
-            "STORAGE": CTYPES[dtype], "HEAD": head(d), "WIDTH": d, "CAUSAL": int(causal), "WARPS": self.warps, "TILES": self.tiles,
-            "COLUMNS": self.columns, "SLICE": self.slice, "KEEP": self.keep, "RESIDENT": self.resident,
+            "STORAGE": CTYPES[dtype], "HEAD": head(d), "WIDTH": d, "CAUSAL": int(causal), "WARPS": self.warps,
+            "TILES": self.tiles, "COLUMNS": self.columns, "SLICE": self.slice, "KEEP": self.keep, "RESIDENT": self.resident,
         }  # fmt: skip
 
 
@@ -168,8 +168,9 @@ def backward(
     into: tuple = (None, None, None),
 ) -> tuple | None:
     """The gradients of q, k and v that are needed, None for the others; `into` says where to write them."""
-    if not _takes(xp, q, k, v, scale, g, out) or any(a is not None and not readable(xp, a) for a in into):
+    if not _takes(xp, q, k, v, scale, out) or any(a is not None and not readable(xp, a) for a in into):
         return None
+    g = g if g.dtype == q.dtype else g.astype(q.dtype)  # a plain body behind this one hands on float32
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
     first, second = (fitting(table[head(d)], d, 2, capability(xp)) for table in (OF_QUERIES, OF_KEYS))
     grids = b * h * ceil_div(t, first.own()), b * heads * ceil_div(keys, second.own())
