@@ -3,12 +3,27 @@ from __future__ import annotations
 
 import numpy as np
 
+import ruda_autodiff  # noqa: F401  (the tape)
+import ruda_tensor as rt
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
 from . import _attention, _optimizers, _segments
 from . import _cases as cases
 from ._shim import ALL, HostRuntime
+
+
+def fused(rng: np.random.Generator) -> None:
+    """Generated kernels: vectors and their rest, rows, columns, and views."""
+    f = rt.fuse(lambda x, y: x * rt.sigmoid(y) + rt.exp(-rt.abs(x)))
+    rt.Cpu.launches = True
+    for shapes in (((1001,), (1001,)), ((9, 40), (40,)), ((9, 41), (9, 1)), ((3, 1, 16), (4, 1))):
+        x, y = (rt.tensor(rng.standard_normal(s), dtype=BFLOAT16, device=rt.Cpu()).require_grad() for s in shapes)
+        f(x, y).sum().backward()
+    x = rt.tensor(rng.standard_normal((9, 82)), dtype=FLOAT32, device=rt.Cpu())
+    f(x[:, ::2], x[:, 1::2])
+    f(x.T, x.T[::-1])
+    rt.Cpu.launches = False
 
 
 def main() -> None:
@@ -36,6 +51,7 @@ def main() -> None:
         for layout in _optimizers.LAYOUTS[:: 2 if ALL else 5]:
             _optimizers.steps(np, rng, "adamw, cautious", layout, [1, 5, 2049])
         _optimizers.report(np, [rng.standard_normal(n).astype(np.float32) for n in (1, 33, 40_000)])
+        fused(rng)
         print("kernels", len(HITS))
         small, large = np.zeros(64, np.float32), np.zeros(68, np.float32)
         defines = {"STORAGE": "float", "VECTOR": 1, "BATCH": 1, "KIND": 0}

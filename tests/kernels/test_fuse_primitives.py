@@ -10,6 +10,8 @@ import ruda_tensor as rt
 from ruda_autodiff import HigherDerivativeUnsupported, grad, record
 from ruda_autodiff.backward import backward
 from ruda_tensor.fusion import function
+from ruda_tensor.fusion.codegen import program
+from ruda_tensor.fusion.trace import Trace
 from ruda_tensor.kernels import generated
 from ruda_tensor.kernels.gate import use_fused
 from ruda_tensor.kernels.launch import HITS
@@ -172,7 +174,31 @@ def test_too_many_unlike_axes_go_to_the_plain_bodies(place, dtype):
     leaf, other = turned.require_grad(), rt.reshape(x, turned.shape)
     for g in (f, lambda x, y: x * y + 1.0):
         y, kernels = launched(lambda g=g: g(leaf, other))
-        a = y.detach().astype(rt.float32).numpy()
-        np.testing.assert_allclose(a, turned.astype(rt.float32).numpy() * other.astype(rt.float32).numpy() + 1, rtol=0.02, atol=0.02)
+        a, b, c = (t.detach().astype(rt.float32).numpy() for t in (y, turned, other))
+        np.testing.assert_allclose(a, b * c + 1, rtol=0.02, atol=0.02)
         dx = backward(y, seed=rt.full(y.shape, 1.0, dtype=dtype, device=place))[leaf]
         assert kernels["fused_forward"] <= 1 and (dx.numpy() == other.numpy()).all() and dx.dtype == dtype
+
+
+QUICK = {
+    "exp": (lambda x, y: rt.exp(x), (-86.0, 86.0)), "tanh": (lambda x, y: rt.tanh(x), (-12.0, 12.0)),
+    "small tanh": (lambda x, y: rt.tanh(x), (-0.3, 0.3)), "log1p": (lambda x, y: rt.log1p(x), (-0.9, 50.0)),
+    "small log1p": (lambda x, y: rt.log1p(x), (-0.07, 0.07)), "quotient": (lambda x, y: x / y, (-9.0, 9.0)),
+    "inverse": (lambda x, y: 1.0 / y, (-9.0, 9.0)), "quotient by a number": (lambda x, y: x / 3.0, (-9.0, 9.0)),
+    "large quotient": (lambda x, y: (x * 1e37) / (y * 2e37), (-9.0, 9.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_functions_are_far_better_than_half_types(name, place):
+    """What rounding to a half type hides, seen in float32."""
+    f, (low, high) = QUICK[name]
+    rng = np.random.default_rng(0)
+    x, y = (rt.tensor(rng.uniform(low, high, 5000), dtype=rt.float32, device=place) for _ in range(2))
+    (out,) = Trace(f, [x, y], place).outs
+    made, reads, _ = program("fused_forward", [out], True)
+    (found,) = generated.run(place.xp, made, x.shape, [(x, y)[i]._data for i in reads])
+    with np.errstate(all="ignore"):
+        exact = f(*(t.astype(rt.float64).to_device(rt.Cpu()) for t in (x, y)))._data
+    found = rt.Tensor._wrap(found, place).numpy().astype(float)
+    assert np.all(np.abs(found - exact) <= 2.0**-17 * np.abs(exact))
