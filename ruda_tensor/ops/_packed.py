@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels import attention as kernels
+from ..kernels import flash as kernels
 from ..operation import Composite, Fused, call
 from ..tensor import Tensor
 from ._attend import attend, attend_backward
@@ -77,7 +77,7 @@ def _fused_backward(
 
 _packed = Composite(
     "packed_attention", _expression, _forward, _backward, keeps="packed out", memory_bound=False,
-    fused=Fused("attention_forward.cu, attention_backward.cu", _fused_forward, _fused_backward),
+    fused=Fused("attention_hopper_*.cu attention_*.cu", _fused_forward, _fused_backward),
 )  # fmt: skip
 
 

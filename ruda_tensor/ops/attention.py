@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import random
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
-from ..kernels import attention as kernels
+from ..kernels import flash as kernels
 from ..operation import Composite, Fused, call
 from ..random.state import check_probability
 from ..tensor import Tensor
@@ -75,7 +75,7 @@ def _fused_backward(
 
 _attention = Composite(
     "scaled_dot_product_attention", _expression, attend, attend_backward, keeps="q k v mask out", memory_bound=False,
-    fused=Fused("attention_forward.cu, attention_backward.cu", _fused_forward, _fused_backward),
+    fused=Fused("attention_hopper_*.cu attention_*.cu", _fused_forward, _fused_backward),
 )  # fmt: skip
 
 
