@@ -48,8 +48,9 @@ template <class R> DEVICE R floor_quotient(R a, R b) {
 template <class R> DEVICE R floor_rest(R a, R b) { return b == R(0) ? R(0) : R(u64(a) - u64(floor_quotient(a, b)) * u64(b)); }
 
 // For results that are stored in half types, which have at most 11 bits: relative errors below 2^-17.
-DEVICE float quick_log1p(float x) {
-    return fabsf(x) < 0.0625f ? x * (1.0f - x * (0.5f - x * (0.33333333f - x * 0.25f))) : __logf(1.0f + x);
+DEVICE float quick_log1p(float x) {  // the quick logarithm has an absolute error, so near 0 it is the series
+    const float series = 1.0f - x * (0.5f - x * (0.33333333f - x * (0.25f - x * (0.2f - x * 0.16666667f))));
+    return fabsf(x) < 0.125f ? x * series : __logf(1.0f + x);
 }
 DEVICE float quick_quotient(float a, float b) {  // the quick reciprocal of what is above 2^126 is 0
     const float s = fabsf(b) > 8.5e37f ? 0.25f : 1.0f;

@@ -14,13 +14,15 @@ from .codegen import needed
 from .symbols import Symbol
 
 
-def evaluate(xp: Any, outs: Sequence[Symbol], arrays: Mapping[int, Any]) -> list[Any]:
-    """The values of `outs` for the arrays and numbers by their position: half types are widened, and rounded at the end."""
+def evaluate(xp: Any, outs: Sequence[Symbol], arrays: Mapping[int, Any], shape: tuple[int, ...]) -> list[Any]:
+    """The values of `outs`, each of `shape`, for the arrays and numbers by their position: half types are widened, and
+    rounded at the end.
+    """
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for symbol in needed(outs):
             values[symbol.number] = _value(xp, symbol, values, arrays)
-        return [xp.broadcast_to(values[o.number], o.shape).astype(o.dtype, order="C") for o in outs]
+        return [xp.broadcast_to(values[o.number], shape).astype(o.dtype, order="C") for o in outs]
 
 
 def _value(xp: Any, s: Symbol, values: dict[int, Any], arrays: Mapping[int, Any]) -> Any:

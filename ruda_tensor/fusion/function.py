@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..devices import Device
 from ..dtypes import FLOAT32, FLOATING, HALF
 from ..kernels.gate import fused, use_fused
@@ -22,8 +24,8 @@ MOST_KINDS = 256  # of arguments that a function remembers
 class Kind:
     """A function on one kind of arguments: what it computes, whatever the numbers.
 
-    `examples`: for each input an array or a NumPy scalar that has its dtype and shape, or None. `free`: whether the shape
-    is that of the inputs of a call, and not always that of the examples.
+    `examples`: for each input a tensor or a NumPy scalar that has its dtype and shape, or None. `free`: whether the shapes
+    are those of a call, broadcast in the same way, and not always those of the examples.
     """
 
     def __init__(self, f: Callable, examples: Sequence[Any], device: Device, free: bool = False) -> None:
@@ -59,7 +61,7 @@ class Kind:
 
     def ahead(self, xp: Any, *arrays: Any) -> Any:
         """The raw result, by the kernel or by the function itself."""
-        shape = arrays[self.reads[0]].shape if self.free else self.shape
+        shape = layout(tuple([a.shape for a in arrays if hasattr(a, "shape")]))[1] if self.free else self.shape
         found = run(xp, self.program, shape, [arrays[i] for i in self.reads], [arrays[i] for i in self.given])
         return self.plain(xp, *arrays) if found is None else found[0]
 
@@ -137,9 +139,7 @@ class Derivative:
             return [None if out is None else g for out in self.found]
         values = {**dict(zip(self.kept, kept, strict=True)), self.seed: g}
         made = run(xp, self.program, g.shape, [values[i] for i in self.reads], [values[i] for i in self.given])
-        if made is None:
-            made = [xp.broadcast_to(y, g.shape) for y in evaluate(xp, self.outs, values)]
-        results = iter(made)
+        results = iter(evaluate(xp, self.outs, values, g.shape) if made is None else made)
         return [None if out is None else g if self.is_seed(out) else next(results) for out in self.found]
 
 
@@ -221,13 +221,13 @@ def _of_tensors(f: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable:
 
 _kinds: dict[tuple, Kind] = {}  # of primitives
 _refused: set[Primitive] = set()  # those that are not elementwise
-MOST_OPERATIONS = 4096
+MOST_OPERATIONS = 1024
 
 
 def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device) -> Tensor | None:
     """An elementwise primitive as one kernel forward and one backward; None where it is not elementwise, or kernels are off.
 
-    A kernel is for all shapes, where the inputs have one in common, and for all values of the numbers among the inputs.
+    A kernel is for all shapes that broadcast alike, and for all values of the numbers among the inputs.
     """
     if op in _refused or not fused():
         return None
@@ -240,14 +240,14 @@ def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, devic
             marks.append(data.dtype)
         else:
             marks.append(None if x is None else int)
-    free = shapes.count(shapes[0]) == len(shapes)
     try:
-        key = (op, id(device), *marks, *(() if free else shapes), *(() if static is None else map(_key, static.values())))
+        pattern = layout(tuple(shapes))[0]
+        key = (op, id(device), pattern, *marks, *(() if static is None else map(_key, static.values())))
         kind = _kinds.get(key)
-    except TypeError:  # a static argument that is no key
+    except (TypeError, ValueError):  # a static argument that is no key, or shapes that do not broadcast
         return None
     if kind is None:
-        kind = _kind_of(op, inputs, static, device, free)
+        kind = _kind_of(op, inputs, static, device)
         if kind is None:
             return None
         if len(_kinds) >= MOST_OPERATIONS:
@@ -256,7 +256,16 @@ def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, devic
     return kind(inputs)
 
 
-def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device, free: bool) -> Kind | None:
+@functools.lru_cache(4096)
+def layout(shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple, tuple[int, ...]]:
+    """How shapes broadcast, whatever their sizes, and the shape they broadcast to."""
+    if shapes.count(shapes[0]) == len(shapes):
+        return (), shapes[0]
+    whole = np.broadcast_shapes(*shapes)
+    return tuple([tuple([n == m for n, m in zip(s[::-1], whole[::-1], strict=False)]) for s in shapes]), whole
+
+
+def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device) -> Kind | None:
     real = next(x.dtype for x in inputs if isinstance(x, Tensor))
     if real not in FLOATING and not all(isinstance(x, Tensor) for x in inputs):
         return None  # a number beside integers
@@ -268,7 +277,7 @@ def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device
 
     function.__name__ = op.name
     try:
-        kind = Kind(function, examples, device, free)
+        kind = Kind(function, examples, device, free=True)
         return kind if kind.reads else None
     except FusionError:
         _refused.add(op)
