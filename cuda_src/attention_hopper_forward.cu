@@ -57,10 +57,10 @@ struct Rows { float top[2], sum[2]; };
 
 // s becomes exp(scale (s - top)); returns by what the older sums shall be multiplied.
 DEVICE void weigh(float (&s)[KEYS / 2], Rows& rows, float (&older)[2], const Walk& w, int t) {
-    const int column = (w.steps - 1 - t) * KEYS + w.column;
+    const int column = (w.steps - 1 - t) * KEYS + w.column, last[2] = {w.last[0] - column, w.last[1] - column};
     if (t < w.clear)
         UNROLL for (int i = 0; i < KEYS / 2; ++i)
-            if (column + 8 * (i / 4) + (i & 1) > w.last[(i >> 1) & 1]) s[i] = -INFINITE;
+            if (8 * (i / 4) + (i & 1) > last[(i >> 1) & 1]) s[i] = -INFINITE;
     UNROLL for (int h = 0; h < 2; ++h) {
         float top = rows.top[h];
         UNROLL for (int i = 2 * h; i < KEYS / 2; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
@@ -78,23 +78,16 @@ DEVICE void weigh(float (&s)[KEYS / 2], Rows& rows, float (&older)[2], const Wal
     }
 }
 
-#if HELD
-typedef const u32 (&Own)[D / 4];
-#define MULTIPLY(s, q, k) mma_rows<D, KEYS>(s, q, k)
-#else
-typedef u32 Own;
-#define MULTIPLY(s, q, k) mma_rows<D, 64, KEYS>(s, q, k)
-#endif
-// Two warpgroups take turns: the one multiplies while the other weighs.
+// Warpgroups take turns: one multiplies while the others weigh. Each has a turn in every step.
 DEVICE void my_turn() {
     if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup()) : "memory");
 }
 DEVICE void your_turn() {
-    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup()) : "memory");
+    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(warpgroup() == GROUPS - 1 ? 1 : 2 + warpgroup()) : "memory");
 }
 
 // The steps of one tile, which begin with number n.
-DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, Own q, int n) {
+DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q, int n) {
     float s[KEYS / 2], older[2];
     u32 p[KEYS / 4];
     for (int end = n + w.skip; n < end; ++n) {
@@ -102,12 +95,16 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, Own q,
         leave(at.k_free(n % STAGES));
         barrier_wait_full(at.v_full(n % STAGES), n, STAGES);
         leave(at.v_free(n % STAGES));
+        my_turn();
+        your_turn();
     }
     if (w.skip >= w.steps) return;
     barrier_wait_full(at.k_full(n % STAGES), n, STAGES);
     mma_fence();
-    MULTIPLY(s, q, at.k(n % STAGES));
+    my_turn();
+    mma_rows<D, 64, KEYS>(s, q, at.k(n % STAGES));
     mma_commit();
+    your_turn();
     mma_wait<0>();
     hold(s);
     leave(at.k_free(n % STAGES));
@@ -119,7 +116,7 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, Own q,
         barrier_wait_full(at.k_full(stage), n + 1, STAGES);
         mma_fence();
         my_turn();
-        MULTIPLY(s, q, at.k(stage));
+        mma_rows<D, 64, KEYS>(s, q, at.k(stage));
         mma_commit();
         barrier_wait_full(at.v_full(before), n, STAGES);
         mma_fence();
@@ -162,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
     }
     more_registers<GROUPS, RESIDENT>();
     int n = 0, tile;
+    if (group == GROUPS - 1) your_turn();
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
         const Queries my = queries_at(tile, sizes);
         const int own = round % OWN, mine = my.first + 64 * group, row = mine + row_of();
@@ -169,20 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
         float o[D / 2], factor[2];
         UNROLL for (int i = 0; i < D / 2; ++i) o[i] = 0;
         barrier_wait_full(at.q_full(own), round, OWN);
-        Walk w = walk_of(my, sizes, mine, row);
-        if (TURNS) w.skip = 0;
-#if HELD
-        u32 q_rows[D / 4];
-        load_rows<D>(q_rows, at.q(own, group));
+        walk(o, rows, walk_of(my, sizes, mine, row), at, at.q(own, group), n);
         leave(at.q_free(own));
-        if (TURNS && group) your_turn();
-        walk(o, rows, w, at, q_rows, n);
-#else
-        if (TURNS && group) your_turn();
-        walk(o, rows, w, at, at.q(own, group), n);
-        leave(at.q_free(own));
-#endif
-        if (TURNS && !group) my_turn();
         n += my.steps;
         UNROLL for (int h = 0; h < 2; ++h) {
             const float sum = sum_of_four(rows.sum[h]);
@@ -193,4 +179,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
         }
         write_rows(out + my.batch * out_batch + my.head * out_head, out_row, row, sizes.queries, o, factor[0], factor[1]);
     }
+    if (group == 0) my_turn();
 }

@@ -95,9 +95,10 @@ DEVICE void weigh(float (&s)[QUERIES / 2], const Meeting& w, u32 lse, int block)
         const float2 two = pair_at(lse + 32 * j + 4 * w.column);
         UNROLL for (int i = 0; i < 4; ++i) s[4 * j + i] = exp2_of(s[4 * j + i] * w.c - (i & 1 ? two.y : two.x));
     }
+    const int column = QUERIES * block + w.column, first[2] = {w.first[0] - column, w.first[1] - column};
     if (block < w.clear)
         UNROLL for (int i = 0; i < QUERIES / 2; ++i)
-            if (QUERIES * block + w.column + 8 * (i / 4) + (i & 1) < w.first[(i >> 1) & 1]) s[i] = 0;
+            if (8 * (i / 4) + (i & 1) < first[(i >> 1) & 1]) s[i] = 0;
 }
 
 // The steps of one head, which begin with number n.

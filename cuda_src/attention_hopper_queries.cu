@@ -89,16 +89,8 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
     return rows;
 }
 
-#if HELD
-typedef const u32 (&Own)[D / 4];
-#define MULTIPLY(s, q, k) mma_rows<D, KEYS>(s, q, k)
-#else
-typedef u32 Own;
-#define MULTIPLY(s, q, k) mma_rows<D, 64, KEYS>(s, q, k)
-#endif
-
 // The steps of one tile, which begin with number n.
-DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, Own q, Own g, int n) {
+DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
     float s[KEYS / 2], dp[KEYS / 2];
     u32 ds[KEYS / 4];
     for (int end = n + w.skip; n < end; ++n) {
@@ -107,11 +99,12 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
     }
     for (int t = w.skip; t < w.steps; ++t, ++n) {
         const int stage = n % STAGES, column = (w.steps - 1 - t) * KEYS + w.column;
+        const int last[2] = {w.last[0] - column, w.last[1] - column};
         barrier_wait_full(at.full(stage), n, STAGES);
         mma_fence();
-        MULTIPLY(s, q, at.k(stage));
+        mma_rows<D, 64, KEYS>(s, q, at.k(stage));
         mma_commit();
-        MULTIPLY(dp, g, at.v(stage));
+        mma_rows<D, 64, KEYS>(dp, g, at.v(stage));
         mma_commit();
         mma_wait<1>();
         hold(s);
@@ -120,7 +113,7 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
         UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] = exp2_of(s[i] * w.c - rows.lse[(i >> 1) & 1]);
         if (t < w.clear)
             UNROLL for (int i = 0; i < KEYS / 2; ++i)
-                if (column + 8 * (i / 4) + (i & 1) > w.last[(i >> 1) & 1]) s[i] = 0;
+                if (8 * (i / 4) + (i & 1) > last[(i >> 1) & 1]) s[i] = 0;
         mma_wait<0>();
         hold(dp);
         UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] *= dp[i] - rows.delta[(i >> 1) & 1];
@@ -158,16 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
                                   at.g(own, group), at.q_full(own), round);
         float dq[D / 2];
         UNROLL for (int i = 0; i < D / 2; ++i) dq[i] = 0;
-#if HELD
-        u32 q_rows[D / 4], g_rows[D / 4];
-        load_rows<D>(q_rows, at.q(own, group));
-        load_rows<D>(g_rows, at.g(own, group));
-        leave(at.q_free(own));
-        walk(dq, rows, walk_of(my, sizes, mine, row), at, q_rows, g_rows, n);
-#else
         walk(dq, rows, walk_of(my, sizes, mine, row), at, at.q(own, group), at.g(own, group), n);
         leave(at.q_free(own));
-#endif
         n += my.steps;
         write_rows(dq_out + my.batch * dq_batch + my.head * dq_head, dq_row, row, sizes.queries, dq, sizes.scale, sizes.scale);
     }

@@ -9,9 +9,6 @@
 #ifndef THIN
 #define THIN 0
 #endif
-#ifndef HELD
-#define HELD 0
-#endif
 #ifndef TURNS
 #define TURNS 0
 #endif
@@ -98,10 +95,12 @@ template <int N> DEVICE void hold(u32 (&d)[N]) {
     UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// A matrix in shared memory in rows of 128 bytes, swizzled: rows of the product's inner axis (`along`), or the inner axis
-// across the rows, with `apart` bytes between one 64 columns and the next.
-DEVICE u64 operand(u32 address, u32 apart = 16) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(apart >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+// A matrix in shared memory in rows of 128 swizzled bytes, which are rows of the product or of its inner axis; `apart`: bytes
+// between one 64 columns and the next, where rows are of the inner axis. `further`: bytes from there, a constant that the
+// compiler adds to the finished half of the descriptor.
+DEVICE u64 operand(u32 address, u32 further, u32 apart = 16) {
+    const u32 low = (address >> 4 | apart >> 4 << 16) + (further >> 4), high = 1024 >> 4 | 1u << 30;
+    return (u64)high << 32 | low;
 }
 
 #define REGISTERS_32 \
@@ -137,18 +136,6 @@ DEVICE void mma_more(float (&d)[64], u64 a, u64 b) {
 #define LEFT_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, "
 #define LEFT_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, "
 #define LEFT(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-DEVICE void mma_anew(float (&d)[32], const u32* a, u64 b) {
-    asm volatile(ANEW PRODUCT("64") REGISTERS_32 LEFT_32 "0;\n}\n" : FLOATS_32("=f", d, 0) : LEFT(a), "l"(b) : "memory");
-}
-DEVICE void mma_anew(float (&d)[64], const u32* a, u64 b) {
-    asm volatile(ANEW PRODUCT("128") REGISTERS_64 LEFT_64 "0;\n}\n" : FLOATS_64("=f", d) : LEFT(a), "l"(b) : "memory");
-}
-DEVICE void mma_more(float (&d)[32], const u32* a, u64 b) {
-    asm volatile(MORE PRODUCT("64") REGISTERS_32 LEFT_32 "0;\n}\n" : FLOATS_32("+f", d, 0) : LEFT(a), "l"(b) : "memory");
-}
-DEVICE void mma_more(float (&d)[64], const u32* a, u64 b) {
-    asm volatile(MORE PRODUCT("128") REGISTERS_64 LEFT_64 "0;\n}\n" : FLOATS_64("+f", d) : LEFT(a), "l"(b) : "memory");
-}
 DEVICE void mma_across(float (&d)[32], const u32* a, u64 b) {
     asm volatile(MORE PRODUCT("64") REGISTERS_32 LEFT_32 "1;\n}\n" : FLOATS_32("+f", d, 0) : LEFT(a), "l"(b) : "memory");
 }
@@ -159,32 +146,14 @@ DEVICE void mma_across(float (&d)[64], const u32* a, u64 b) {
 // s = a b^T over WIDTH: 64 rows of a at `a`, whose tile has A_ROWS rows, and the rows of the tile b.
 template <int WIDTH, int A_ROWS, int B_ROWS, int N> DEVICE void mma_rows(float (&s)[N], u32 a, u32 b) {
     UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
-        const u64 left = operand(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), right = operand(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32);
+        const u64 left = operand(a, (i / 4) * A_ROWS * 128 + (i % 4) * 32), right = operand(b, (i / 4) * B_ROWS * 128 + (i % 4) * 32);
         if (i == 0) mma_anew(s, left, right);
         else mma_more(s, left, right);
     }
 }
-// The same with a in registers.
-template <int WIDTH, int B_ROWS, int N> DEVICE void mma_rows(float (&s)[N], const u32 (&a)[WIDTH / 4], u32 b) {
-    UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
-        const u64 right = operand(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32);
-        if (i == 0) mma_anew(s, a, right);
-        else mma_more(s, a + 4 * i, right);
-    }
-}
-// The 64 rows of a tile as operand A.
-template <int WIDTH> DEVICE void load_rows(u32 (&a)[WIDTH / 4], u32 tile) {
-    const int lane = threadIdx.x & 31, row = (threadIdx.x & 127) / 32 * 16 + (lane & 15);
-    UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
-        const int chunk = 2 * (i % 4) + lane / 16;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a[4 * i]), "=r"(a[4 * i + 1]), "=r"(a[4 * i + 2]), "=r"(a[4 * i + 3])
-                     : "r"(tile + (i / 4) * BOX + row * 128 + ((chunk ^ (row & 7)) * 16)) : "memory");
-    }
-}
 // d += p b, with p 64 x ROWS in registers and b a tile of ROWS rows of the inner axis.
 template <int ROWS, int N> DEVICE void mma_columns(float (&d)[N], const u32 (&p)[ROWS / 4], u32 b) {
-    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma_across(d, p + 4 * i, operand(b + i * 2048, ROWS * 128));
+    UNROLL for (int i = 0; i < ROWS / 16; ++i) mma_across(d, p + 4 * i, operand(b, i * 2048, ROWS * 128));
 }
 
 // ---- numbers

@@ -50,11 +50,8 @@ class Tiles(NamedTuple):
         }  # fmt: skip
 
 
-FORWARD = {
-    64: Tiles(2, 64, 3, 1, 2, False, (("THIN", 1),)),
-    128: Tiles(2, 128, 2, 1, 1, False, (("TURNS", 1),)),
-}
-OF_QUERIES = {64: Tiles(3, 64, 3, 1, 1, False, (("HELD", 1),)), 128: Tiles(2, 64, 3, 1, 1, False)}
+FORWARD = {64: Tiles(4, 64, 3, 1, 1, False), 128: Tiles(2, 128, 2, 1, 1, False, (("TURNS", 1),))}
+OF_QUERIES = {64: Tiles(3, 64, 3, 1, 1, False), 128: Tiles(2, 64, 3, 1, 1, False)}
 OF_KEYS = {
     64: Tiles(3, 64, 3, 1, 1, False, (("AHEAD", 1), ("LATE", 1))),
     128: Tiles(2, 64, 3, 1, 1, False, (("AHEAD", 1), ("UNPACK", 0))),
