@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 OPERATIONS = {"sum": 0, "max": 1, "min": 2}  # as in math.cuh
 _TILES = {
-    "columns_reduce": Tile(32, 8, 8, 4),
+    "columns_reduce": Tile(32, 8, 4, 4),
     "bias_activation_forward": Tile(32, 8, 4, 32),
     "bias_activation_backward": Tile(32, 8, 4, 8),
     "activation_again": Tile(32, 8, 4, 8),
@@ -56,7 +56,8 @@ def tile_of(name: str, n: int, vector: int) -> Tile:
     if name == "bias_activation_forward" and vector == 8 and n % (128 * vector) == 0:
         return Tile(128, 2, 2, 32)
     tile = _TILES[name]
-    return tile._replace(batch=8) if name == "bias_activation_backward" and vector == 4 else tile
+    more = (name == "bias_activation_backward" and vector == 4) or (name == "columns_reduce" and vector == 8)
+    return tile._replace(batch=8) if more else tile
 
 
 @functools.cache

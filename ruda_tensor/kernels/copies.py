@@ -43,7 +43,10 @@ def converted(x: Any, dtype: np.dtype) -> Any:
     """`x.astype(dtype)`, by a kernel where x lies on a GPU."""
     if type(x) is np.ndarray or not backend.is_cupy_array(x):
         return x.astype(dtype)
-    found = cast(backend.cupy(), x, dtype)
+    xp = backend.cupy()
+    machine = runtime(xp)
+    here = machine is not None and machine.device() == x.device.id  # a kernel runs where it is launched
+    found = cast(xp, x, dtype) if here else None
     return x.astype(dtype) if found is None else found
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import ruda_autodiff  # noqa: F401  (the tape)
 import ruda_tensor as rt
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ruda_tensor.kernels import copies
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
 from . import _attention, _optimizers, _segments
@@ -41,6 +42,13 @@ def main() -> None:
             cases.gated(np, rng, dtype, 1001, shift=shift)
             cases.dropped(np, rng, dtype, 1001, 0.5, 1, 2, shift=shift)
             cases.summed(np, rng, dtype, 100, n, shift=shift)
+            cases.residual(np, rng, dtype, rows, n, shift=shift)
+            cases.reduced(np, rng, dtype, 100, n, "max", last=False, shift=shift)
+            cases.reduced(np, rng, BFLOAT16, 257, n, "mean", last=True, shift=shift)
+            copies.cast(np, cases.put(np, cases.draw(rng, (rows, n), dtype), shift), FLOAT16 if dtype != FLOAT16 else FLOAT32)
+            for order in ((0, 2, 1, 3), (0, 3, 1, 2), (3, 2, 1, 0)):
+                view = cases.put(np, cases.draw(rng, (2, 5, 6, n), dtype), shift).transpose(order)
+                assert copies.straight(np, view).tobytes() == view.tobytes()
         for n, size, width in ((1000, 40, 33), (100, 300, 8), (16_500, 3, 1)):
             _segments.added(np, rng, FLOAT32, n, size, width, bad=True)
             _segments.picked(np, rng, BFLOAT16, n, size, width, bad=True, shift=1)
