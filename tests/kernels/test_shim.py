@@ -134,6 +134,16 @@ def test_reductions_of_rows(dtype, kind, n, shift, seed):
     xp.check()
 
 
+# Widths of GPT-2 and of a whole block, and a ragged one: a block of the shim's GPU takes several of so many rows.
+@pytest.mark.parametrize(("dtype", "n"), [(BFLOAT16, 768), (BFLOAT16, 264), (FLOAT32, 128), (FLOAT16, 2048)], ids=str)
+def test_norms_of_more_rows_than_are_held_at_once(dtype, n, rng):
+    xp = module()
+    for rms in (False, True):
+        cases.norm(xp, rng, dtype, 150 if n < 2000 else 20, n, rms=rms)
+    cases.residual(xp, rng, dtype, 150 if n < 2000 else 20, n)
+    xp.check()
+
+
 # The longest rows of each kind: kept by a block, and too long for it (the plans are in ruda_tensor/kernels/plans.py).
 LONG = [(FLOAT32, 4104), (BFLOAT16, 33000), *([(FLOAT64, 1025), (BFLOAT16, 8200)] if ALL else [])]
 
