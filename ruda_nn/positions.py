@@ -15,8 +15,8 @@ import numpy as np
 
 import ruda_tensor as rt
 from ruda_tensor.dtypes import promote_types
-from ruda_tensor.kernels.capture import capturing
 from ruda_tensor.ops._common import floating
+from ruda_tensor.recording import capturing
 
 from .config import Config, is_whole
 from .module import Module

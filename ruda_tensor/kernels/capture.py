@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import backend
-from ..recording import CaptureError, capturing, here
-
-__all__ = ["CaptureError", "Recording", "capturing"]
+from ..recording import CaptureError, here
 
 _SLOT, _MOST_SLOTS = 64, 4096  # bytes each; how many
 _HOST_TO_DEVICE = 1
@@ -36,9 +34,9 @@ class Recording:
             self.stream = self.cp.cuda.Stream(non_blocking=True)
             self.pool = self.cp.cuda.MemoryPool()
             with self.cp.cuda.using_allocator(self.pool.malloc):
-                self.values = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
+                self.values: Any = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
             self.cp.cuda.get_current_stream().synchronize()  # the zeros come before what other streams write
-        self.host = np.zeros(_SLOT * _MOST_SLOTS, np.uint8)
+        self.host = ctypes.create_string_buffer(_SLOT * _MOST_SLOTS)
         self.steps: list[Callable[[], None]] = []  # ticks, and the writing of slots, in their order
         self.undo: list[Callable[[], None]] = []  # what takes back the ticks of a capture that fails
         self.slots = 0
@@ -116,7 +114,7 @@ class Recording:
                 stream = self.cp.cuda.get_current_stream().ptr
                 size = _SLOT * self.slots
                 self.cp.cuda.runtime.memcpyAsync(
-                    self.values.data.ptr, self.host.ctypes.data, size, _HOST_TO_DEVICE, stream
+                    self.values.data.ptr, ctypes.addressof(self.host), size, _HOST_TO_DEVICE, stream
                 )
             self.graph.launch()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import backend
 from ..dtypes import BOOL, INT64, INTEGER, UINT64
-from ..kernels.capture import capturing
+from ..recording import capturing
 from ..tensor import Tensor
 
 NOWHERE = -(2**63)  # the index, in a captured step, of what is no element: picking gives NaN, and nothing is added there

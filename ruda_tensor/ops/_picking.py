@@ -13,8 +13,8 @@ import numpy as np
 
 from ..dtypes import FLOATING
 from ..kernels import segments
-from ..kernels.capture import capturing
 from ..operation import Primitive, apply, round_to, widen
+from ..recording import capturing
 from ._sums import total
 from .shape import reshape
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..dtypes import FLOAT32, FLOATING, HALF, INT64, INTEGER, UINT64
 from ..kernels import cross_entropy as kernels
-from ..kernels.capture import capturing
 from ..kernels.host import cross_entropy as host
 from ..operation import Composite, Fused, call
+from ..recording import capturing
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating, normalize_axis
 from ._numerics import single, weigh

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..creation import asarray, tensor
 from ..dtypes import BOOL, FLOATING, INT64, INTEGER, as_dtype, promote_types, weak_result
-from ..kernels.capture import capturing
 from ..operation import apply
+from ..recording import capturing
 from ..tensor import Tensor
 from ._common import as_tensor, cast, full_scalar, normalize_axis, scalar_of
 from ._keys import Selection, checked, index_array, is_plain, nowhere, select
