@@ -195,17 +195,9 @@ def run(
     if found is None:
         return None
     launch, grid, layout = found
-    if numbers:
-        numbers = [_held(value, d) for value, d in zip(numbers, program.numbers, strict=True)]
     launch(grid, _BLOCK, *arrays, *outs, *layout, *numbers)
     return outs
 
 
-def _held(value: float, dtype: np.dtype) -> float:
-    """A number as the dtype has it: infinite where it is too large for float32."""
-    return math.copysign(math.inf, value) if dtype.itemsize == 4 and abs(value) > _LARGEST else value
-
-
-_LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = (THREADS, 1)
 MOST_PLANS = 256

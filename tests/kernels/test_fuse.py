@@ -127,6 +127,25 @@ def test_what_is_not_aligned_is_read_one_by_one(place):
         check(rt.fuse(gated), [x, x], rt.float32)
 
 
+def test_vectors_need_rows_that_begin_where_vectors_do():
+    made = generated.Program("f", (rt.float32, rt.float32), (), (rt.float32,), (), False)
+
+    def vector(sizes, strides, addresses=(0, 0)):
+        return generated.reading(made, sizes, strides, list(addresses)).vector
+
+    assert vector([4096], [[1], [1]]) == 4 and vector([4095], [[1], [1]]) == 4 and vector([4096], [[1], [0]]) == 4
+    assert vector([8, 16], [[16, 1], [0, 1]]) == 4 and vector([8, 18], [[18, 1], [0, 1]]) == 1
+    assert vector([8, 16], [[19, 1], [0, 1]]) == 1, "row 1 is not aligned"
+    assert vector([8, 16], [[19, 2], [0, 1]]) == 4, "what is gathered may begin anywhere"
+    assert vector([4096], [[1], [1]], (4, 0)) == 1 and vector([4096], [[1], [0]], (0, 4)) == 4
+
+
+def test_0_and_minus_0_are_two_numbers(place):
+    (x,) = draw(place, rt.float32, (64,))
+    y = rt.fuse(lambda x: x * 0.0 + rt.copysign(x, x * -0.0))(x)
+    assert y.numpy().tolist() == (-x.numpy()).tolist()
+
+
 def test_64_bit_positions(place, monkeypatch):
     real = generated.reading
     monkeypatch.setattr(generated, "reading", lambda *a: real(*a)._replace(wide=True))
