@@ -101,6 +101,83 @@ DEVICE void weigh(float (&s)[QUERIES / 2], const Meeting& w, u32 lse, int block)
             if (8 * (i / 4) + (i & 1) < first[(i >> 1) & 1]) s[i] = 0;
 }
 
+#if NEXT
+// One step, whose scores s are done. Those of the next step, if there is one, are made meanwhile.
+template <bool FURTHER>
+DEVICE void step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[QUERIES / 2], float (&next)[QUERIES / 2], const Meeting& w,
+                 Shared at, u32 k, u32 v, int t, int n) {
+    float dp[QUERIES / 2];
+    u32 p[QUERIES / 4], ds[QUERIES / 4];
+    const int stage = n % STAGES;
+    mma_fence();
+    mma_rows<D, 64, QUERIES>(dp, v, at.g(stage));
+    mma_commit();
+    if (FURTHER) {
+        barrier_wait_full(at.full((n + 1) % STAGES), n + 1, STAGES);
+        mma_fence();
+        mma_rows<D, 64, QUERIES>(next, k, at.q((n + 1) % STAGES));
+        mma_commit();
+    }
+    mma_wait<1 + FURTHER>();
+    hold(dk);
+    if (t > w.skip) leave(at.free((n - 1) % STAGES));
+    weigh(s, w, at.lse(stage), t);
+    pack_all<QUERIES / 2>(p, s);
+    hold(p);
+    mma_fence();
+    mma_columns<QUERIES>(dv, p, at.g(stage));
+    mma_commit();
+    mma_wait<1>();
+    hold(dp);
+    if (FURTHER) hold(next);
+    UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
+        const float2 two = pair_at(at.delta(stage) + 32 * j + 4 * w.column);
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const float weight = UNPACK ? half_of(p[2 * j + i / 2], i & 1) : s[4 * j + i];
+            s[4 * j + i] = weight * (dp[4 * j + i] - (i & 1 ? two.y : two.x));
+        }
+    }
+    pack_all<QUERIES / 2>(ds, s);
+    hold(ds);
+    mma_fence();
+    mma_columns<QUERIES>(dk, ds, at.q(stage));
+    mma_commit();
+    mma_wait<1>();
+    hold(dv);
+}
+
+// The steps of one head, which begin with number n.
+DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Shared at, u32 k, u32 v, int n) {
+    float s[2][QUERIES / 2];
+    for (int end = n + w.skip; n < end; ++n) {
+        barrier_wait_full(at.full(n % STAGES), n, STAGES);
+        leave(at.free(n % STAGES));
+    }
+    if (w.skip >= w.blocks) return;
+    barrier_wait_full(at.full(n % STAGES), n, STAGES);
+    mma_fence();
+    mma_rows<D, 64, QUERIES>(s[0], k, at.q(n % STAGES));
+    mma_commit();
+    mma_wait<0>();
+    hold(s[0]);
+    int t = w.skip;
+    for (; t + 2 < w.blocks; t += 2, n += 2) {
+        step<true>(dk, dv, s[0], s[1], w, at, k, v, t, n);
+        step<true>(dk, dv, s[1], s[0], w, at, k, v, t + 1, n + 1);
+    }
+    if (t + 1 < w.blocks) {
+        step<true>(dk, dv, s[0], s[1], w, at, k, v, t, n);
+        step<false>(dk, dv, s[1], s[0], w, at, k, v, t + 1, n + 1);
+        ++n;
+    } else {
+        step<false>(dk, dv, s[0], s[1], w, at, k, v, t, n);
+    }
+    mma_wait<0>();
+    hold(dk);
+    hold(dv);
+    leave(at.free(n % STAGES));
+}
+#else
 // The steps of one head, which begin with number n.
 DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Shared at, u32 k, u32 v, int n) {
     float s[QUERIES / 2];
@@ -176,6 +253,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
     hold(dv);
     if (AHEAD && w.skip < w.blocks) leave(at.free((n - 1) % STAGES));
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_keys(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,

@@ -89,6 +89,73 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
     return rows;
 }
 
+#if AHEAD
+// One step, whose products s and dp are done. Those of the next step, if there is one, are made meanwhile.
+template <bool FURTHER>
+DEVICE void step(float (&dq)[D / 2], float (&s)[KEYS / 2], float (&dp)[KEYS / 2], float (&next_s)[KEYS / 2],
+                 float (&next_dp)[KEYS / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int t, int n) {
+    u32 ds[KEYS / 4];
+    const int column = (w.steps - 1 - t) * KEYS + w.column, last[2] = {w.last[0] - column, w.last[1] - column};
+    if (FURTHER) {
+        barrier_wait_full(at.full((n + 1) % STAGES), n + 1, STAGES);
+        mma_fence();
+        mma_rows<D, 64, KEYS>(next_s, q, at.k((n + 1) % STAGES));
+        mma_rows<D, 64, KEYS>(next_dp, g, at.v((n + 1) % STAGES));
+        mma_commit();
+    }
+    mma_wait<FURTHER>();
+    hold(dq);
+    if (t > w.skip) leave(at.free((n - 1) % STAGES));
+    UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] = exp2_of(s[i] * w.c - rows.lse[(i >> 1) & 1]);
+    if (t < w.clear)
+        UNROLL for (int i = 0; i < KEYS / 2; ++i)
+            if (8 * (i / 4) + (i & 1) > last[(i >> 1) & 1]) s[i] = 0;
+    UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] *= dp[i] - rows.delta[(i >> 1) & 1];
+    pack_all<KEYS / 2>(ds, s);
+    hold(ds);
+    if (FURTHER) {
+        mma_wait<0>();
+        hold(next_s);
+        hold(next_dp);
+    }
+    mma_fence();
+    mma_columns<KEYS>(dq, ds, at.k(n % STAGES));
+    mma_commit();
+}
+
+// The steps of one tile, which begin with number n.
+DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
+    float s[2][KEYS / 2], dp[2][KEYS / 2];
+    for (int end = n + w.skip; n < end; ++n) {
+        barrier_wait_full(at.full(n % STAGES), n, STAGES);
+        leave(at.free(n % STAGES));
+    }
+    if (w.skip >= w.steps) return;
+    barrier_wait_full(at.full(n % STAGES), n, STAGES);
+    mma_fence();
+    mma_rows<D, 64, KEYS>(s[0], q, at.k(n % STAGES));
+    mma_rows<D, 64, KEYS>(dp[0], g, at.v(n % STAGES));
+    mma_commit();
+    mma_wait<0>();
+    hold(s[0]);
+    hold(dp[0]);
+    int t = w.skip;
+    for (; t + 2 < w.steps; t += 2, n += 2) {
+        step<true>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
+        step<true>(dq, s[1], dp[1], s[0], dp[0], rows, w, at, q, g, t + 1, n + 1);
+    }
+    if (t + 1 < w.steps) {
+        step<true>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
+        step<false>(dq, s[1], dp[1], s[0], dp[0], rows, w, at, q, g, t + 1, n + 1);
+        ++n;
+    } else {
+        step<false>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
+    }
+    mma_wait<0>();
+    hold(dq);
+    leave(at.free(n % STAGES));
+}
+#else
 // The steps of one tile, which begin with number n.
 DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
     float s[KEYS / 2], dp[KEYS / 2];
@@ -127,6 +194,7 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
     hold(dq);
     if (w.skip < w.steps) leave(at.free((n - 1) % STAGES));
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_queries(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,

@@ -50,11 +50,11 @@ class Tiles(NamedTuple):
         }  # fmt: skip
 
 
-FORWARD = {64: Tiles(4, 64, 3, 1, 1, False), 128: Tiles(2, 128, 2, 1, 1, False, (("TURNS", 1),))}
-OF_QUERIES = {64: Tiles(3, 64, 3, 1, 1, False), 128: Tiles(2, 64, 3, 1, 1, False)}
+FORWARD = {64: Tiles(4, 64, 3, 2, 1, True), 128: Tiles(3, 64, 3, 1, 1, False)}
+OF_QUERIES = {64: Tiles(2, 64, 4, 2, 1, True, (("AHEAD", 1),)), 128: Tiles(2, 64, 4, 1, 1, False)}
 OF_KEYS = {
-    64: Tiles(3, 64, 3, 1, 1, False, (("AHEAD", 1), ("LATE", 1))),
-    128: Tiles(2, 64, 3, 1, 1, False, (("AHEAD", 1), ("UNPACK", 0))),
+    64: Tiles(2, 64, 4, 2, 1, True, (("NEXT", 1), ("UNPACK", 0))),
+    128: Tiles(2, 64, 3, 1, 1, False, (("AHEAD", 1), ("LATE", 1))),
 }
 _SIZES = " i i i i i i f"
 
