@@ -21,12 +21,18 @@ typedef Values<Real, VECTOR> Reals;
 #define EACH_OF(k) UNROLL for (int k = 0; k < VECTOR; ++k)
 
 template <bool WHOLE, class S> DEVICE Pack<S, VECTOR> load_part(const S* p, i64 left) {
-    if (WHOLE || left >= VECTOR) return load<VECTOR>(p);
-    Pack<S, VECTOR> v = {};
-    EACH_OF(k) if (k < left) v.at[k] = p[k];
-    return v;
+    if constexpr (WHOLE) return load<VECTOR>(p);
+    else {
+        if (left >= VECTOR) return load<VECTOR>(p);
+        Pack<S, VECTOR> v = {};
+        EACH_OF(k) if (k < left) v.at[k] = p[k];
+        return v;
+    }
 }
 template <bool WHOLE, class S> DEVICE void store_part(S* p, const Pack<S, VECTOR>& v, i64 left) {
-    if (WHOLE || left >= VECTOR) return store(p, v);
-    EACH_OF(k) if (k < left) p[k] = v.at[k];
+    if constexpr (WHOLE) return store(p, v);
+    else {
+        if (left >= VECTOR) return store(p, v);
+        EACH_OF(k) if (k < left) p[k] = v.at[k];
+    }
 }

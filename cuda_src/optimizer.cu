@@ -67,15 +67,21 @@ DEVICE void update(const Step& c, Real beta1, Real rest1, Real beta2, Real rest2
 
 template <bool WHOLE, class S> DEVICE Pack<S, VECTOR> take(u64 base, i64 e, i64 left, bool aligned) {
     const S* p = (const S*)base + e;
-    if (WHOLE || (aligned && left >= VECTOR)) return load<VECTOR>(p);
-    Pack<S, VECTOR> v = {};
-    EACH_OF(k) if (k < left) v.at[k] = p[k];
-    return v;
+    if constexpr (WHOLE) return load<VECTOR>(p);
+    else {
+        if (aligned && left >= VECTOR) return load<VECTOR>(p);
+        Pack<S, VECTOR> v = {};
+        EACH_OF(k) if (k < left) v.at[k] = p[k];
+        return v;
+    }
 }
 template <bool WHOLE, class S> DEVICE void give(u64 base, i64 e, i64 left, bool aligned, const Pack<S, VECTOR>& v) {
     S* p = (S*)base + e;
-    if (WHOLE || (aligned && left >= VECTOR)) return store(p, v);
-    EACH_OF(k) if (k < left) p[k] = v.at[k];
+    if constexpr (WHOLE) return store(p, v);
+    else {
+        if (aligned && left >= VECTOR) return store(p, v);
+        EACH_OF(k) if (k < left) p[k] = v.at[k];
+    }
 }
 
 // A block's numbers of tensor t: all that is read is on its way before the first of it is needed. A WHOLE block is

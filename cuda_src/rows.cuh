@@ -28,7 +28,7 @@ typedef Values<Real, VECTOR> Reals;
 #define FILL(name, from) EACH(i_, c_) name[i_] = load<VECTOR>((from) + c_)
 #define AT(name, i, from, column) name[i]
 #else
-#define EACH(i, column) for (int i = 0, column = threadIdx.x * VECTOR; column < n; column += GROUP * VECTOR)
+#define EACH(i, column) for (int i = 0, column = threadIdx.x * VECTOR; column < n; column += GROUP * VECTOR, ++i)
 #define KEPT(name)
 #define FILL(name, from)
 #define AT(name, i, from, column) load<VECTOR>((from) + column)
