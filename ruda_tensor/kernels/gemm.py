@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64, HALF
-from . import cublas
+from . import cublas, small_product
 from .blaslt import (
     COMPUTE_32F,
     COMPUTE_64F,
@@ -173,6 +173,8 @@ def _recipe(
 
 def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
     """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
+    if x.dtype is FLOAT32 and (small := small_product.product(xp, x, y)) is not None:
+        return small
     owner = machine(xp)
     if owner is None:
         return _without(xp, x, y, x.dtype if dtype is None else dtype)
@@ -248,6 +250,8 @@ def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> A
     """x @ w + bias + residual, rounded once, in one call; or None. bias is [n], residual as the result."""
     if not (_fits(x.dtype, bias) and _fits(x.dtype, residual)):
         return None
+    if x.dtype is FLOAT32 and residual is None and (small := small_product.product(xp, x, w, bias)) is not None:
+        return small
     return _extended(xp, x, w, "none" if bias is None else "bias", bias=bias, added=residual)
 
 

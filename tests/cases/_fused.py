@@ -57,7 +57,7 @@ FUSED = {
     "silu_mul": Fused(lambda x, y: rt.silu_mul(x, y), "silu_mul_forward", lambda s: [s]),
     "dropout": Fused(lambda x: rt.dropout(x, 0.3, training=True, seed=5), "dropout"),
     "embedding": Fused(_rows, "take_rows"),
-    "column sums": Fused(lambda x: rt.sum(x, axis=0), "columns_reduce"),
+    "column sums": Fused(lambda x: rt.sum(x, axis=0), "columns_finish"),
     "rotary": Fused(_rotary, "rotary"),
 }
 # Rows of one number have no angle to turn, and sums over few columns are not worth a kernel.

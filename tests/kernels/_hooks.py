@@ -70,9 +70,9 @@ CASES = {
     "silu_backward": Case(lambda d, g, x: slopes.silu_backward(g, x), ((5, 33), (5, 33)), ("activation_backward",), ()),
     "softmax_backward": Case(lambda d, g, y: slopes.softmax_backward(g, y, 1), ((7, 33), (7, 33)), ("softmax_backward",), ()),
     "log_softmax_backward": Case(lambda d, g, y: slopes.log_softmax_backward(g, y, 1), ((7, 33),) * 2, ("softmax_backward",), ()),
-    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((4, 3, N),), ("columns_reduce", "columns_finish"), ()),
-    "mean": Case(lambda d, x: rt.mean(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), ()),
-    "max": Case(lambda d, x: rt.max(x, axis=0), ((7, N),), ("columns_reduce", "columns_finish"), None),
+    "sum": Case(lambda d, x: rt.sum(x, axis=(0, 1)), ((40, 7, N),), ("columns_reduce", "columns_finish"), ()),
+    "mean": Case(lambda d, x: rt.mean(x, axis=0), ((300, N),), ("columns_reduce", "columns_finish"), ()),
+    "max": Case(lambda d, x: rt.max(x, axis=0), ((300, N),), ("columns_reduce", "columns_finish"), None),
 }  # fmt: skip
 
 

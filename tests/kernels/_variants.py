@@ -16,6 +16,7 @@ from ruda_tensor.kernels import (
     reductions,
     rotary,
     segments,
+    small_product,
     softmax,
 )
 from ruda_tensor.kernels.launch import Kernel
@@ -122,3 +123,7 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
             yield f"take_rows of {unit} bytes", segments._take(unit)
         yield "cross_entropy_factor, float32", cross_entropy._reduce("cross_entropy_factor", dtype)
         yield "statistics_reduce", optimizer._reduce_kernel()
+        for tile in (16, 32):
+            for x_dense, y_dense in ((False, False), (True, False), (True, True)):
+                what = f"{'rows' if x_dense else 'columns'} by {'columns' if y_dense else 'rows'}"
+                yield f"small_product, {tile}, {what}", small_product._kernel(tile, x_dense, y_dense)

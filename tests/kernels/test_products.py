@@ -19,7 +19,7 @@ from ._blaslt import FakeBlasLt
 from ._hooks import Case, inputs, launching, seed_of
 from .test_hooks import PAIRS, agree, exact, run
 
-SUMS = ("columns_sum", "columns_finish")
+SUMS = ("columns_reduce", "columns_finish")
 FEED = ((4, 3, 16), (16, 40), (40,), (40, 24), (24,))
 NARROW = ((5, 16), (16, 24), (24, 8))
 

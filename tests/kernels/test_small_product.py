@@ -1,0 +1,101 @@
+"""Small float32 products against float64, for any strides."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ruda_tensor as rt
+from ruda_tensor import backend
+from ruda_tensor.kernels import columns, small_product
+from ruda_tensor.kernels.gate import use_fused
+from ruda_tensor.kernels.launch import HITS
+
+from . import _cases as cases
+from ._shim import COMPILER, on_shim
+
+SIZES = [(1, 1, 1), (64, 256, 784), (7, 10, 33), (16, 16, 128), (33, 65, 129), (64, 10, 256), (256, 256, 64), (5, 300, 200)]
+
+
+@pytest.fixture(params=["shim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def xp(request):
+    """NumPy with the kernels run on the CPU, and CuPy."""
+    if request.param == "cuda":
+        yield backend.cupy()
+    elif COMPILER is None:
+        pytest.skip("no g++ to run the CUDA sources with")
+    else:
+        with on_shim():
+            yield np
+
+
+def laid(xp, a, how):
+    """The array in row-major order, in column-major order, as part of a larger one, or backwards through a broadcast."""
+    if how == "columns":
+        return xp.asarray(a.T.copy()).T
+    if how == "part":
+        wide = xp.full((a.shape[0] + 1, 2 * a.shape[1] + 1), np.nan, np.float32)
+        wide[1:, 1::2] = xp.asarray(a)
+        return wide[1:, 1::2]
+    return xp.asarray(a)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("first", "second"), [("rows", "rows"), ("columns", "rows"), ("rows", "columns"), ("part", "part")])
+def test_products_of_any_layout(xp, rng, size, first, second):
+    m, n, k = size
+    x, y, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n), n))
+    exact, bound = x.astype(float) @ y + b, np.abs(x).astype(float) @ np.abs(y) + np.abs(b)
+    x, y, b = laid(xp, x, first), laid(xp, y, second), xp.asarray(b)
+    HITS.clear()
+    found = small_product.product(cases.Poisoned(xp), x, y, b)
+    assert HITS == {"small_product": 1} and found.flags.c_contiguous
+    assert (np.abs(backend.to_host(found) - exact) <= 2.0**-23 * np.sqrt(k + 4) * 2 * bound).all()
+    bare = backend.to_host(small_product.product(xp, x, y))
+    assert (np.abs(bare - (exact - backend.to_host(b))) <= 2.0**-23 * np.sqrt(k + 4) * 2 * bound).all()
+    for _ in range(20):
+        assert backend.to_host(small_product.product(xp, x, y, b)).tobytes() == backend.to_host(found).tobytes()
+
+
+def test_one_row_for_all(xp, rng):
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 40), (40, 30)))
+    wide = xp.broadcast_to(xp.asarray(x), (50, 40))
+    found = backend.to_host(small_product.product(xp, wide, xp.asarray(y)))
+    np.testing.assert_allclose(found, np.tile(x @ y, (50, 1)), rtol=2e-5, atol=1e-5)
+
+
+def test_inf_and_nan_reach_what_they_should_and_nothing_else(xp):
+    x, y = np.ones((40, 20), np.float32), np.ones((20, 50), np.float32)
+    x[3, 7], x[5, 19], y[11, 49] = np.nan, np.inf, -np.inf
+    found = backend.to_host(small_product.product(xp, xp.asarray(x), xp.asarray(y)))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(found, x @ y)
+
+
+def test_what_is_large_or_of_another_kind_is_declined(xp):
+    x = xp.ones((64, 64), np.float32)
+    assert small_product.product(xp, x, x) is not None
+    for a, b in ((x[None], x[None]), (x.astype(np.float64),) * 2, (x[:, :0], x[:0]), (x[:0], x), (x[::-1], x)):
+        assert small_product.product(xp, a, b) is None
+    assert small_product.product(xp, xp.broadcast_to(x[:1], (5000, 64)), x) is None
+    with use_fused(False):
+        assert small_product.product(xp, x, x) is None
+
+
+def test_few_rows_are_added_in_one_launch(xp, rng):
+    for rows, n in ((64, 256), (1, 33), (columns.FEW, 40), (columns.FEW + 1, 40)):
+        g = rng.standard_normal((rows, n)).astype(np.float32)
+        HITS.clear()
+        found = backend.to_host(columns.sum_columns(xp, xp.asarray(g), n, g.dtype))
+        assert HITS["columns_reduce"] == (rows > columns.FEW) and HITS["columns_finish"] == 1
+        np.testing.assert_allclose(found, g.sum(0, dtype=float), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_layer_of_a_small_batch_uses_it():
+    device = rt.Cuda(0)
+    x, w, b = (rt.random.normal(shape, device=device) for shape in ((64, 784), (784, 256), (256,)))
+    HITS.clear()
+    y = rt.linear(x, w, b)
+    assert HITS["small_product"] == 1
+    with use_fused(False):
+        np.testing.assert_allclose(y.numpy(), rt.linear(x, w, b).numpy(), rtol=1e-4, atol=1e-4)
