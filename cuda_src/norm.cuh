@@ -45,6 +45,15 @@ DEVICE void wait_for_group() {}
 #endif
 #endif
 
+// g w, rounded before it is used, so that what is subtracted from it, such as its own mean in a row of one, is of its kind:
+// fused into a sum it would keep its error, which a row without variance multiplies by 1 / sqrt(eps).
+#ifdef HOST_SHIM
+template <class R> DEVICE R rounded_product(R g, R w) { return g * w; }
+#else
+DEVICE float rounded_product(float g, float w) { return __fmul_rn(g, w); }
+DEVICE double rounded_product(double g, double w) { return __dmul_rn(g, w); }
+#endif
+
 // Between two looks at a row: what lies in shared memory is read again, which costs less than registers.
 DEVICE void look_again() {
 #if ITEMS && STAGES > 1 && !defined(HOST_SHIM)

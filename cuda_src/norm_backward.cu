@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
             const Reals xv = widen(source.at(0, row, i, c)), gv = widen(source.at(1, row, i, c));
             const Reals w = widen(HELD_AT(ws, i, weight, c, 1.0f));
             EACH_OF(k) {
-                const Real y = (xv.at[k] - m) * r + lift, h = gv.at[k] * w.at[k];
+                const Real y = (xv.at[k] - m) * r + lift, h = rounded_product(gv.at[k], w.at[k]);
 #if ITEMS && WEIGHT
                 dw[i].at[k] += gv.at[k] * y;
 #endif
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
         const Real level = 0, pull = reduce.sum(hy_sum) * inverse * r;
 #else
         reduce.sums(h_sum, hy_sum);
-        const Real level = h_sum * inverse * r, pull = hy_sum * inverse * r;
+        const Real level = h_sum * inverse, pull = hy_sum * inverse * r;
 #endif
         look_again();
         EACH(i, c) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) norm_b
             Reals d;
             EACH_OF(k) {
                 const Real y = (xv.at[k] - m) * r + lift;
-                d.at[k] = gv.at[k] * w.at[k] * r - level - y * pull;
+                d.at[k] = (rounded_product(gv.at[k], w.at[k]) - level) * r - y * pull;
             }
 #if ADD
             const Reals rv = widen(AT(rs, i, residual + row * n, c));

@@ -194,6 +194,11 @@ def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
     return out
 
 
+def multiply(xp: Any, x: Any, y: Any) -> Any:
+    """x @ y by the array module on a CPU, and by `matmul` on a GPU, where CuPy's own cannot be captured."""
+    return xp.matmul(x, y) if xp is np else matmul(xp, x, y)
+
+
 def _without(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
     """The product where cuBLASLt cannot make it: nothing to add up, no library, or no algorithm."""
     recipe = _recipe(None, xp, 0, x, y, dtype, "none", False, 0)

@@ -31,8 +31,10 @@ def product(xp: Any, x: Any, y: Any, bias: Any = None) -> Any:
     (m, k), n = x.shape, y.shape[1]
     if not 0 < m * n <= MOST_NUMBERS or not 0 < k <= MOST_STEPS or m * n * k > MOST_PRODUCTS:
         return None
+    if min(*x.strides, *y.strides) < 0:  # copied, so that they give the bits of a copy
+        x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
     steps = [s // 4 for s in (*x.strides, *y.strides[::-1])]
-    if min(steps) < 0 or max(m * steps[0] + k * steps[1], n * steps[2] + k * steps[3]) >= FARTHEST:
+    if max(m * steps[0] + k * steps[1], n * steps[2] + k * steps[3]) >= FARTHEST:
         return None
     if bias is not None and (bias.dtype != FLOAT32 or not bias.flags.c_contiguous):
         return None

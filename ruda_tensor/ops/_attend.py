@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL
+from ..kernels.gemm import multiply
 from ..kernels.host import attention
 from ..random import draws
 from .dropout import masked
@@ -78,7 +79,7 @@ def _scores(xp: Any, block: _Block, q: Any, k: Any, mask: Any, scale: float, cau
     """Return the scaled queries as rows, and the scores (batches, key heads, group, queries, keys), -inf if hidden."""
     part = block.by_query(q)
     rows = block.rows(xp.ascontiguousarray(xp.multiply(part, q.dtype.type(scale))))
-    s = xp.matmul(rows, block.by_key(k).swapaxes(-1, -2)).reshape(*part.shape[:4], block.keys.stop)
+    s = multiply(xp, rows, block.by_key(k).swapaxes(-1, -2)).reshape(*part.shape[:4], block.keys.stop)
     if mask is not None:
         m = block.of_mask(mask)
         if m.dtype == BOOL:
@@ -141,7 +142,7 @@ def attend(
             if dropout is not None:
                 s = masked(xp, s, _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout))
                 sums *= 1 - dropout[0]
-            weighted = xp.matmul(block.rows(s), block.by_key(v)).reshape(*s.shape[:4], v.shape[3])
+            weighted = multiply(xp, block.rows(s), block.by_key(v)).reshape(*s.shape[:4], v.shape[3])
             block.by_query(out)[...] = weighted / sums
     return out, lse
 
@@ -181,7 +182,7 @@ def attend_backward(
             p -= block.by_query(lse)
             xp.exp(p, out=p)
             incoming = block.rows(xp.ascontiguousarray(block.by_query(g)))
-            ds = xp.matmul(incoming, block.by_key(v).swapaxes(-1, -2)).reshape(p.shape)
+            ds = multiply(xp, incoming, block.by_key(v).swapaxes(-1, -2)).reshape(p.shape)
             used = p
             if dropout is not None:
                 kept = _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout)
@@ -189,7 +190,7 @@ def attend_backward(
                 ds *= 1 / (1 - dropout[0])
                 used *= 1 / (1 - dropout[0])
             if needs[2]:
-                block.by_key(dv)[...] += xp.matmul(block.rows(used).swapaxes(-1, -2), incoming)
+                block.by_key(dv)[...] += multiply(xp, block.rows(used).swapaxes(-1, -2), incoming)
             ds -= _dots(xp, p, ds)
             ds *= p
             if dmask is not None:
@@ -198,11 +199,11 @@ def attend_backward(
                 part += xp.sum(ds, axis=shared, keepdims=True) if shared else ds
             scores = block.rows(ds)
             if needs[0]:
-                to_q = xp.matmul(scores, block.by_key(k))
+                to_q = multiply(xp, scores, block.by_key(k))
                 to_q *= q.dtype.type(scale)
                 block.by_query(dq)[...] = to_q.reshape(*p.shape[:4], q.shape[3])
             if needs[1]:
-                block.by_key(dk)[...] += xp.matmul(scores.swapaxes(-1, -2), rows)
+                block.by_key(dk)[...] += multiply(xp, scores.swapaxes(-1, -2), rows)
     return dq if needs[0] else None, dk if needs[1] else None, dv if needs[2] else None, dmask
 
 

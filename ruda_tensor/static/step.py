@@ -133,7 +133,7 @@ class CapturedStep(StaticGraph):
         except CaptureError:
             raise
         except Exception as error:
-            if "StreamCapture" not in str(error) and "capturing" not in str(error):
+            if "capture" not in str(error).lower() and "capturing" not in str(error):
                 raise
             raise CaptureError(
                 f"the step does what a recording cannot hold ({error}); most often it reads a number on the host: float(x), "

@@ -264,7 +264,7 @@ REFUSED = {
     "'softmax' is not elementwise": lambda x: rt.softmax(x),
     "'dropout' is not elementwise": lambda x: rt.dropout(x, 0.5, training=True),
     "'normal' is not elementwise": lambda x: x + rt.random.normal(x.shape, device=x.device),
-    "'reshape' needs a change of shape": lambda x: rt.reshape(x, (9,)),
+    "'reshape' (needs a change of shape|is not elementwise)": lambda x: rt.reshape(x, (9,)),
     "'T' is not elementwise": lambda x: x.T,
     "'getitem' needs indexing": lambda x: x[0],
     "'numpy' needs the value of a tensor": lambda x: x * x.numpy(),

@@ -114,7 +114,8 @@ def test_contributions_to_a_half_gradient_are_added_in_float32_by_one_kernel_eac
     out = x + x + y + x
     seed = rt.full(out.shape, 1.0 + 2.0**-7, dtype=rt.bfloat16, device=place)
     g, kernels = launched(lambda: backward(out, seed=seed))
-    assert kernels == Counter({"fused_forward": 2})
+    # The third makes a sum of the first two in float32, which it is added to; then the whole is rounded.
+    assert kernels["fused_forward"] == 1 and set(kernels) <= {"fused_forward", "cast"}
     assert (g[x].astype(rt.float32).numpy() == rt.full((5, 33), 3 + 3 * 2.0**-7, dtype=rt.bfloat16, device=place).numpy()).all()
     assert g[x].dtype == g[y].dtype == rt.bfloat16 and (g[y].numpy() == seed.numpy()).all()
 

@@ -296,7 +296,7 @@ def test_out_of_memory_says_how_much_and_leaves_the_process_working(xp):
 def test_code_that_the_driver_refuses_names_the_kernel(xp):
     machine = launch.current()
     with pytest.raises(launch.KernelError, match="the kernel nowhere cannot be loaded: CUDA_ERROR_NOT_FOUND"):
-        machine.load('extern "C" __global__ void here() {}', "nowhere", ())
+        machine.load('extern "C" __global__ void here() {}', "nowhere", (), 0)
     assert float(rt.softmax(rt.ones(4, device=rt.Cuda(0))).sum().numpy()) == 1
 
 

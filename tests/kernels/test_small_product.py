@@ -29,9 +29,11 @@ def xp(request):
 
 
 def laid(xp, a, how):
-    """The array in row-major order, in column-major order, as part of a larger one, or backwards through a broadcast."""
+    """The array in row-major order, in column-major order, backwards in memory, or as part of a larger one."""
     if how == "columns":
         return xp.asarray(a.T.copy()).T
+    if how == "backwards":
+        return xp.asarray(a[::-1, ::-1].copy())[::-1, ::-1]
     if how == "part":
         wide = xp.full((a.shape[0] + 1, 2 * a.shape[1] + 1), np.nan, np.float32)
         wide[1:, 1::2] = xp.asarray(a)
@@ -40,7 +42,7 @@ def laid(xp, a, how):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("first", "second"), [("rows", "rows"), ("columns", "rows"), ("rows", "columns"), ("part", "part")])
+@pytest.mark.parametrize(("first", "second"), [("rows", "rows"), ("columns", "rows"), ("rows", "columns"), ("part", "backwards")])
 def test_products_of_any_layout(xp, rng, size, first, second):
     m, n, k = size
     x, y, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n), n))
@@ -74,7 +76,7 @@ def test_inf_and_nan_reach_what_they_should_and_nothing_else(xp):
 def test_what_is_large_or_of_another_kind_is_declined(xp):
     x = xp.ones((64, 64), np.float32)
     assert small_product.product(xp, x, x) is not None
-    for a, b in ((x[None], x[None]), (x.astype(np.float64),) * 2, (x[:, :0], x[:0]), (x[:0], x), (x[::-1], x)):
+    for a, b in ((x[None], x[None]), (x.astype(np.float64),) * 2, (x[:, :0], x[:0]), (x[:0], x)):
         assert small_product.product(xp, a, b) is None
     assert small_product.product(xp, xp.broadcast_to(x[:1], (5000, 64)), x) is None
     with use_fused(False):
