@@ -5,17 +5,18 @@
 
 #define OWN (WARPS * 16 * TILES)  // rows of a block: queries in the first kernel, keys in the second
 #define OWN_BYTES (OWN * HEAD * 2)
+#define THREADS (WARPS * 32)
 #define TILE_BYTES (COLUMNS * HEAD * 2)
 #define KEPT (KEEP ? TILES : 1)
 #define KEPT_STEPS (KEEP ? HEAD / 16 : 1)
 
 // A warp's rows of `out`, as operand a would have them.
-DEVICE void load_rows(u32 (&rows)[TILES][HEAD / 16][4], const STORAGE* out, i64 stride, int valid, int lane) {
+DEVICE void load_rows(u32 (&rows)[TILES][HEAD / 16][4], const STORAGE* out, int stride, int valid, int lane) {
     UNROLL for (int t = 0; t < TILES; ++t)
         UNROLL for (int k = 0; k < HEAD / 16; ++k)
             UNROLL for (int i = 0; i < 4; ++i) {
                 const int row = t * 16 + lane / 4 + i % 2 * 8, column = k * 16 + i / 2 * 8 + lane % 4 * 2;
-                rows[t][k][i] = row < valid ? *reinterpret_cast<const u32*>(out + row * stride + column) : 0;
+                rows[t][k][i] = row < valid && column < WIDTH ? *reinterpret_cast<const u32*>(out + row * stride + column) : 0;
             }
 }
 DEVICE float half_of(u32 pair, int which) {
@@ -38,7 +39,7 @@ DEVICE void make_delta(float (&delta)[TILES][2], Shared g_at, const u32 (&out)[T
 }
 
 #ifdef OF_QUERIES
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_backward_queries(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_backward_queries(
     const STORAGE* g, const STORAGE* q, const STORAGE* k, const STORAGE* v, const STORAGE* out, const float* lse, float* delta,
     STORAGE* dq, Layout g_at, Layout q_at, Layout k_at, Layout v_at, Layout out_at, Layout dq_at, Sizes n, float scale) {
     DYNAMIC_SHARED(memory);
@@ -48,22 +49,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     const int first = (CAUSAL ? blocks - 1 - task.block : task.block) * OWN, mine = first + warp * 16 * TILES;
     const int seen = CAUSAL ? min(n.keys, min(first + OWN, n.queries) + offset) : n.keys;
     const int whole = CAUSAL ? min(n.keys, first + offset + 1) : n.keys;
-    q += task.batch * q_at.batch + task.head * q_at.head + first * q_at.row;
-    g += task.batch * g_at.batch + task.head * g_at.head + first * g_at.row;
+    q += task.batch * q_at.batch + task.head * q_at.head + (i64)first * q_at.row;
+    g += task.batch * g_at.batch + task.head * g_at.head + (i64)first * g_at.row;
     k += task.batch * k_at.batch + task.head / n.group * k_at.head;
     v += task.batch * v_at.batch + task.head / n.group * v_at.head;
-    out += task.batch * out_at.batch + task.head * out_at.head + mine * out_at.row;
+    out += task.batch * out_at.batch + task.head * out_at.head + (i64)mine * out_at.row;
     lse += (i64)(task.batch * n.heads + task.head) * n.queries;
     delta += (i64)(task.batch * n.heads + task.head) * n.queries;
 
     const Shared q_tile = shared_address(memory), g_tile = q_tile + OWN_BYTES, k_tile = g_tile + OWN_BYTES;
     const Shared v_tile = k_tile + 2 * TILE_BYTES;
     const u32 rows = warp * 16 * TILES * HEAD * 2, lane_a = lane_of_a<HEAD>(lane), lane_b = lane_of_b<HEAD>(lane);
-    copy_tile<OWN, HEAD, WARPS * 32>(q_tile, q, q_at.row, n.queries - first, thread);
-    copy_tile<OWN, HEAD, WARPS * 32>(g_tile, g, g_at.row, n.queries - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(q_tile, q, q_at.row, n.queries - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(g_tile, g, g_at.row, n.queries - first, thread);
     if (seen > 0) {
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile, k, k_at.row, n.keys, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile, v, v_at.row, n.keys, thread);
     }
     commit_copies();
     float from[TILES][2], logs[TILES][2], acc[TILES][HEAD / 8][4];
@@ -102,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         const int next = key + COLUMNS;
         if (next < seen) {
             const int to = (stage ^ 1) * TILE_BYTES;
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(k_tile + to, k + next * k_at.row, k_at.row, n.keys - next, thread);
-            copy_tile<COLUMNS, HEAD, WARPS * 32>(v_tile + to, v + next * v_at.row, v_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(k_tile + to, k + (i64)next * k_at.row, k_at.row, n.keys - next, thread);
+            copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(v_tile + to, v + (i64)next * v_at.row, v_at.row, n.keys - next, thread);
         }
         commit_copies();
         _Pragma("unroll 1") for (int slice = 0; slice < COLUMNS; slice += SLICE) {
@@ -114,33 +115,45 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
                 clear(p[t]);
                 clear(ds[t]);
             }
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(p, kept_q, q_tile + rows + lane_a, k_tile + here + lane_b);
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(ds, kept_g, g_tile + rows + lane_a, v_tile + here + lane_b);
-            UNROLL for (int t = 0; t < TILES; ++t)
-                UNROLL for (int c = 0; c < SLICE / 8; ++c)
-                    UNROLL for (int i = 0; i < 4; ++i) {
-                        p[t][c][i] = exp2_quick(fmaf(p[t][c][i], scale2, -logs[t][i / 2]));
-                        ds[t][c][i] = p[t][c][i] * (ds[t][c][i] - from[t][i / 2]);
-                    }
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                p, kept_q, q_tile + rows + lane_a, k_tile + here + lane_b, Nothing());
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                ds, kept_g, g_tile + rows + lane_a, v_tile + here + lane_b, [&](int pair) {
+                    UNROLL for (int t = 0; t < TILES; ++t)
+                        UNROLL for (int i = 0; i < 2; ++i) {
+                            float& x = p[t][pair / 2][pair % 2 * 2 + i];
+                            x = exp2_quick(fmaf(x, scale2, -logs[t][pair % 2]));
+                        }
+                });
             if (key + slice + SLICE > whole) {
                 UNROLL for (int t = 0; t < TILES; ++t)
                     UNROLL for (int c = 0; c < SLICE / 8; ++c)
                         UNROLL for (int i = 0; i < 4; ++i) {
-                            const int column = key + slice + c * 8 + lane % 4 * 2 + i % 2, row = mine + t * 16 + lane / 4 + i / 2 * 8;
-                            if (column >= n.keys || (CAUSAL && column > row + offset)) ds[t][c][i] = 0;
+                            const int column = key + slice + c * 8 + lane % 4 * 2 + i % 2;
+                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8;
+                            if (column >= n.keys || (CAUSAL && column > row + offset)) p[t][c][i] = 0;
                         }
             }
-            multiply_sums<STORAGE, HEAD, TILES, SLICE>(acc, ds, k_tile + here + lane_a);
+            auto differ = [&](int pair) {
+                if (pair >= SLICE / 4) return;
+                UNROLL for (int t = 0; t < TILES; ++t)
+                    UNROLL for (int i = 0; i < 2; ++i) {
+                        const int at = pair % 2 * 2 + i;
+                        ds[t][pair / 2][at] = p[t][pair / 2][at] * (ds[t][pair / 2][at] - from[t][pair % 2]);
+                    }
+            };
+            UNROLL for (int pair = 0; pair < 4; ++pair) differ(pair);
+            multiply_sums<STORAGE, HEAD, TILES, SLICE>(acc, ds, k_tile + here + lane_a, [&](int pair) { differ(pair + 4); });
         }
     }
     UNROLL for (int t = 0; t < TILES; ++t)
         UNROLL for (int c = 0; c < HEAD / 8; ++c)
             UNROLL for (int i = 0; i < 4; ++i) acc[t][c][i] *= scale;
-    dq += task.batch * dq_at.batch + task.head * dq_at.head + mine * dq_at.row;
-    if (mine < n.queries) store_rows<STORAGE, HEAD, TILES>(acc, memory + rows, dq, dq_at.row, n.queries - mine, lane);
+    dq += task.batch * dq_at.batch + task.head * dq_at.head + (i64)mine * dq_at.row;
+    if (mine < n.queries) store_rows<STORAGE, HEAD, WIDTH, TILES>(acc, memory + rows, dq, dq_at.row, n.queries - mine, lane);
 }
 #else
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_backward_keys(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_backward_keys(
     const STORAGE* g, const STORAGE* q, const STORAGE* k, const STORAGE* v, const float* lse, const float* delta, STORAGE* dk,
     STORAGE* dv, Layout g_at, Layout q_at, Layout k_at, Layout v_at, Layout dk_at, Layout dv_at, Sizes n, float scale) {
     DYNAMIC_SHARED(memory);
@@ -151,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     const int steps = begin < n.queries ? (n.queries - begin + COLUMNS - 1) / COLUMNS : 0;
     g += task.batch * g_at.batch + task.head * n.group * g_at.head;
     q += task.batch * q_at.batch + task.head * n.group * q_at.head;
-    k += task.batch * k_at.batch + task.head * k_at.head + first * k_at.row;
-    v += task.batch * v_at.batch + task.head * v_at.head + first * v_at.row;
+    k += task.batch * k_at.batch + task.head * k_at.head + (i64)first * k_at.row;
+    v += task.batch * v_at.batch + task.head * v_at.head + (i64)first * v_at.row;
     lse += (i64)(task.batch * n.heads + task.head) * n.group * n.queries;
     delta += (i64)(task.batch * n.heads + task.head) * n.group * n.queries;
 
@@ -161,21 +174,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
     const float* logs = reinterpret_cast<float*>(memory + (logs_at - k_tile));
     const float* deltas = reinterpret_cast<float*>(memory + (deltas_at - k_tile));
     const u32 rows = warp * 16 * TILES * HEAD * 2, lane_a = lane_of_a<HEAD>(lane), lane_b = lane_of_b<HEAD>(lane);
-    // Begin to copy the queries from `query` on of the group's head `head` to a stage.
-    auto fetch = [&](int head, int query, int stage) {
-        const int valid = n.queries - query;
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(q_tile + stage * TILE_BYTES, q + head * q_at.head + query * q_at.row, q_at.row, valid, thread);
-        copy_tile<COLUMNS, HEAD, WARPS * 32>(g_tile + stage * TILE_BYTES, g + head * g_at.head + query * g_at.row, g_at.row, valid, thread);
-        const i64 at = (i64)head * n.queries + query;
-        for (int i = thread; i < 2 * COLUMNS; i += WARPS * 32) {
+    // Begin to copy the queries from `query` on to a stage.
+    auto fetch = [&](int query, int stage) {
+        const int valid = n.queries - query, to = stage * TILE_BYTES;
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(q_tile + to, q + (i64)query * q_at.row, q_at.row, valid, thread);
+        copy_tile<COLUMNS, HEAD, WIDTH, THREADS>(g_tile + to, g + (i64)query * g_at.row, g_at.row, valid, thread);
+        for (int i = thread; i < 2 * COLUMNS; i += THREADS) {
             const int row = i % COLUMNS;
-            const Shared to = (i < COLUMNS ? logs_at : deltas_at) + (stage * COLUMNS + row) * 4;
-            copy4_if(row < valid, to, (i < COLUMNS ? lse : delta) + at + (row < valid ? row : 0));
+            const Shared place = (i < COLUMNS ? logs_at : deltas_at) + (stage * COLUMNS + row) * 4;
+            copy4_if(row < valid, place, (i < COLUMNS ? lse : delta) + query + (row < valid ? row : 0));
         }
     };
-    copy_tile<OWN, HEAD, WARPS * 32>(k_tile, k, k_at.row, n.keys - first, thread);
-    copy_tile<OWN, HEAD, WARPS * 32>(v_tile, v, v_at.row, n.keys - first, thread);
-    if (steps) fetch(0, begin, 0);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(k_tile, k, k_at.row, n.keys - first, thread);
+    copy_tile<OWN, HEAD, WIDTH, THREADS>(v_tile, v, v_at.row, n.keys - first, thread);
+    if (steps) fetch(begin, 0);
     commit_copies();
     float sum_k[TILES][HEAD / 8][4], sum_v[TILES][HEAD / 8][4];
     UNROLL for (int t = 0; t < TILES; ++t) {
@@ -201,46 +213,53 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
         if (query >= n.queries) {
             query = begin;
             ++head;
+            q += q_at.head;
+            g += g_at.head;
+            lse += n.queries;
+            delta += n.queries;
         }
-        if (head < n.group) fetch(head, query, stage ^ 1);
+        if (head < n.group) fetch(query, stage ^ 1);
         commit_copies();
         _Pragma("unroll 1") for (int slice = 0; slice < COLUMNS; slice += SLICE) {
             if (CAUSAL && now + slice + SLICE - 1 + offset < mine) continue;  // none of these queries sees a key of this warp
             const u32 here = stage * TILE_BYTES + slice * HEAD * 2;
             float p[TILES][SLICE / 8][4], ds[TILES][SLICE / 8][4];  // [key][query]
-            UNROLL for (int t = 0; t < TILES; ++t) clear(p[t]);
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(p, kept_k, k_tile + rows + lane_a, q_tile + here + lane_b);
+            UNROLL for (int t = 0; t < TILES; ++t) {
+                clear(p[t]);
+                clear(ds[t]);
+            }
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                p, kept_k, k_tile + rows + lane_a, q_tile + here + lane_b, Nothing());
             const int column = stage * COLUMNS + slice + lane % 4 * 2;
-            UNROLL for (int c = 0; c < SLICE / 8; ++c)
-                UNROLL for (int i = 0; i < 2; ++i) {
-                    const float log = logs[column + c * 8 + i] * LOG2_E;
-                    UNROLL for (int t = 0; t < TILES; ++t)
-                        UNROLL for (int half = 0; half < 4; half += 2) {
-                            float& x = p[t][c][half + i];
+            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(
+                ds, kept_v, v_tile + rows + lane_a, g_tile + here + lane_b, [&](int pair) {
+                    UNROLL for (int i = 0; i < 2; ++i) {
+                        const float log = logs[column + pair / 2 * 8 + i] * LOG2_E;
+                        UNROLL for (int t = 0; t < TILES; ++t) {
+                            float& x = p[t][pair / 2][pair % 2 * 2 + i];
                             x = exp2_quick(fmaf(x, scale2, -log));
                         }
-                }
+                    }
+                });
             if (CAUSAL && now + slice + offset < mine + 16 * TILES - 1) {
                 UNROLL for (int t = 0; t < TILES; ++t)
                     UNROLL for (int c = 0; c < SLICE / 8; ++c)
                         UNROLL for (int i = 0; i < 4; ++i) {
-                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8, seer = now + slice + c * 8 + lane % 4 * 2 + i % 2;
+                            const int row = mine + t * 16 + lane / 4 + i / 2 * 8;
+                            const int seer = now + slice + c * 8 + lane % 4 * 2 + i % 2;
                             if (row > seer + offset) p[t][c][i] = 0;
                         }
             }
-            UNROLL for (int t = 0; t < TILES; ++t) clear(ds[t]);
-            multiply_rows<STORAGE, HEAD, TILES, SLICE, KEEP>(ds, kept_v, v_tile + rows + lane_a, g_tile + here + lane_b);
-            multiply_sums<STORAGE, HEAD, TILES, SLICE>(sum_v, p, g_tile + here + lane_a);
-            UNROLL for (int c = 0; c < SLICE / 8; ++c)
+            multiply_sums<STORAGE, HEAD, TILES, SLICE>(sum_v, p, g_tile + here + lane_a, [&](int pair) {
                 UNROLL for (int i = 0; i < 2; ++i) {
-                    const float from = deltas[column + c * 8 + i];
-                    UNROLL for (int t = 0; t < TILES; ++t)
-                        UNROLL for (int half = 0; half < 4; half += 2) {
-                            float& x = ds[t][c][half + i];
-                            x = p[t][c][half + i] * (x - from);
-                        }
+                    const float from = deltas[column + pair / 2 * 8 + i];
+                    UNROLL for (int t = 0; t < TILES; ++t) {
+                        const int at = pair % 2 * 2 + i;
+                        ds[t][pair / 2][at] = p[t][pair / 2][at] * (ds[t][pair / 2][at] - from);
+                    }
                 }
-            multiply_sums<STORAGE, HEAD, TILES, SLICE>(sum_k, ds, q_tile + here + lane_a);
+            });
+            multiply_sums<STORAGE, HEAD, TILES, SLICE>(sum_k, ds, q_tile + here + lane_a, Nothing());
         }
     }
     UNROLL for (int t = 0; t < TILES; ++t)
@@ -248,12 +267,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) attention_bac
             UNROLL for (int i = 0; i < 4; ++i) sum_k[t][c][i] *= scale;
     if (mine >= n.keys) return;
     if (dk != nullptr) {
-        dk += task.batch * dk_at.batch + task.head * dk_at.head + mine * dk_at.row;
-        store_rows<STORAGE, HEAD, TILES>(sum_k, memory + rows, dk, dk_at.row, n.keys - mine, lane);
+        dk += task.batch * dk_at.batch + task.head * dk_at.head + (i64)mine * dk_at.row;
+        store_rows<STORAGE, HEAD, WIDTH, TILES>(sum_k, memory + rows, dk, dk_at.row, n.keys - mine, lane);
     }
     if (dv != nullptr) {
-        dv += task.batch * dv_at.batch + task.head * dv_at.head + mine * dv_at.row;
-        store_rows<STORAGE, HEAD, TILES>(sum_v, memory + OWN_BYTES + rows, dv, dv_at.row, n.keys - mine, lane);
+        dv += task.batch * dv_at.batch + task.head * dv_at.head + (i64)mine * dv_at.row;
+        store_rows<STORAGE, HEAD, WIDTH, TILES>(sum_v, memory + OWN_BYTES + rows, dv, dv_at.row, n.keys - mine, lane);
     }
 }
 #endif

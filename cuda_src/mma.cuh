@@ -22,6 +22,7 @@ template <class S> DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0
     shim::multiply(d, a, b, widen_bits<S>);
 }
 DEVICE float exp2_quick(float x) { return exp2f(x); }
+template <class P> DEVICE P keep_sum(P p) { return p; }
 template <class S> DEVICE u32 pack(float low, float high) {
     S a, b;
     narrow(low, a);
@@ -55,13 +56,21 @@ DEVICE void load_transposed(u32 (&to)[4], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
 }
-#define RUDA_MMA(type) \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#define MULTIPLY(type)                                                                                                        \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "           \
+        "{%0, %1, %2, %3};"                                                                                                   \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                      \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 // d += a b: a is 16 x 16 by rows, b 16 x 8.
 template <class S> DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
-template <> __device__ __forceinline__ void multiply<Bfloat>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { RUDA_MMA("bf16"); }
-template <> __device__ __forceinline__ void multiply<Half>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { RUDA_MMA("f16"); }
+#define SPECIAL template <> __device__ __forceinline__
+SPECIAL void multiply<Bfloat>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { MULTIPLY("bf16"); }
+SPECIAL void multiply<Half>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { MULTIPLY("f16"); }
+// Hides how an address came about, or the compiler keeps a register pair for each of the next ones.
+template <class P> DEVICE P keep_sum(P p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
 DEVICE float exp2_quick(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -69,12 +78,12 @@ DEVICE float exp2_quick(float x) {
 }
 // Two numbers, rounded, in one register.
 template <class S> DEVICE u32 pack(float low, float high);
-template <> __device__ __forceinline__ u32 pack<Bfloat>(float low, float high) {
+SPECIAL u32 pack<Bfloat>(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
-template <> __device__ __forceinline__ u32 pack<Half>(float low, float high) {
+SPECIAL u32 pack<Half>(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
@@ -89,19 +98,24 @@ template <int D> DEVICE u32 lane_of_a(int lane) { return chunk_at<D>(lane & 15, 
 // 16 rows by two chunks as operand b, whose columns are the rows: [0], [1] for the first eight rows, [2], [3] for the others.
 template <int D> DEVICE u32 lane_of_b(int lane) { return chunk_at<D>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1); }
 
-// Begin to copy R rows of D numbers; those from `valid` on become zeros. All P threads of the block take part.
-template <int R, int D, int P, class S>
-DEVICE void copy_tile(Shared to, const S* from, i64 stride, int valid, int thread) {
+// Begin to copy R rows of W numbers into rows of D; zeros stand beyond W and in rows from `valid` on. All P threads of the
+// block take part.
+template <int R, int D, int W, int P, class S>
+DEVICE void copy_tile(Shared to, const S* from, int stride, int valid, int thread) {
     const int chunks = D / 8, step = P / chunks, first = thread / chunks, chunk = thread % chunks;
     static_assert(R % step == 0 && step % 8 == 0, "whole rounds, and one place of a thread's chunk in all of its rows");
     const S* at = from + first * stride + chunk * 8;
     to += chunk_at<D>(first, chunk);
-    if (valid >= R) {
-        UNROLL for (int i = 0; i < R / step; ++i) copy16(to + i * step * D * 2, at + i * step * stride);
+    if (W == D && valid >= R) {
+        UNROLL for (int i = 0; i < R / step; ++i) {
+            copy16(to + i * step * D * 2, at);
+            at = keep_sum(at + step * stride);
+        }
     } else {
         UNROLL for (int i = 0; i < R / step; ++i) {
-            const bool there = i * step + first < valid;
-            copy16_if(there, to + i * step * D * 2, there ? at + i * step * stride : from);
+            const bool there = i * step + first < valid && chunk * 8 < W;
+            copy16_if(there, to + i * step * D * 2, there ? at : from);
+            at = keep_sum(at + step * stride);
         }
     }
 }

@@ -1,7 +1,8 @@
 """Scaled dot-product attention on tensor cores: the bindings of attention_forward.cu and attention_backward.cu.
 
-q is (B, H, Tq, D), k and v are (B, K, Tk, D), where K divides H and D is 64 or 128, in float16 or bfloat16. They may be views
-with any strides whose last axis is dense and whose rows begin at multiples of 16 bytes; others are copied.
+q is (B, H, Tq, D), k and v are (B, K, Tk, D), where K divides H and D is a multiple of 8 up to 128, in float16 or bfloat16.
+They may be views with any strides whose last axis is dense and whose rows begin at multiples of 16 bytes; others are copied.
+Heads of other sizes than 64 and 128 are filled up with zeros on the way to shared memory, and cost as much as the next one.
 """
 from __future__ import annotations
 
@@ -14,10 +15,16 @@ from ..dtypes import FLOAT32, HALF
 from .gate import CTYPES, LONGEST, MOST_BLOCKS, aligned, capability, ceil_div, opened
 from .launch import Kernel
 
-HEADS = (64, 128)  # sizes of a head
+HEADS = (64, 128)  # sizes of a head that the tiles have
 SECTION = 16 << 20  # bytes of keys and values that heads taken together have: a part of the L2 cache
+FAR = 1 << 24  # bytes between rows: a tile's rows are found by 32-bit numbers
 _SCALES = 1e-30, 1e30  # beyond them a scaled number could leave float32
 _LAYOUT, _SIZES = " q q q", " i i i i i i f"
+
+
+def head(d: int) -> int:
+    """The size of a head that the tiles have for one of d."""
+    return HEADS[0] if d <= HEADS[0] else HEADS[1]
 
 
 class Tiles(NamedTuple):
@@ -37,20 +44,30 @@ class Tiles(NamedTuple):
         """Rows of a block."""
         return self.warps * self.tiles * 16
 
-    def shared(self, d: int, tiles: int) -> int:
-        """Bytes of shared memory for so many tiles of the block's own rows, and two stages of two others."""
-        return 2 * d * (tiles * self.own() + 4 * self.columns) + (16 * self.columns if tiles == 2 else 0)
+    def shared(self, d: int, own: int) -> int:
+        """Bytes of shared memory: `own` arrays of the block's own rows, two stages of two others, two numbers a row."""
+        return 2 * head(d) * (own * self.own() + 4 * self.columns) + (16 * self.columns if own == 2 else 0)
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
-            "STORAGE": CTYPES[dtype], "HEAD": d, "CAUSAL": int(causal), "WARPS": self.warps, "TILES": self.tiles,
-            "COLUMNS": self.columns, "SLICE": self.slice, "KEEP": self.keep, "RESIDENT": self.resident,
+            "STORAGE": CTYPES[dtype], "HEAD": head(d), "WIDTH": d, "CAUSAL": int(causal), "WARPS": self.warps,
+            "TILES": self.tiles, "COLUMNS": self.columns, "SLICE": self.slice, "KEEP": self.keep, "RESIDENT": self.resident,
         }  # fmt: skip
 
 
-FORWARD = {64: Tiles(4, 1, 64, 64, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
-OF_QUERIES = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 1, 1)}
-OF_KEYS = {64: Tiles(4, 1, 64, 64, 1, 2), 128: Tiles(8, 1, 64, 32, 0, 1)}
+_KILOBYTES = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}  # of shared memory that a block may have; elsewhere 99
+FORWARD = {64: Tiles(2, 2, 64, 64, 1, 4), 128: Tiles(4, 2, 64, 64, 0, 2)}
+OF_QUERIES = {64: Tiles(4, 1, 64, 32, 1, 3), 128: Tiles(4, 1, 64, 64, 1, 2)}
+OF_KEYS = {64: Tiles(4, 2, 64, 32, 0, 2), 128: Tiles(4, 1, 64, 64, 0, 2)}
+
+
+@functools.cache
+def fitting(tiles: Tiles, d: int, own: int, architecture: int) -> Tiles:
+    """The tiles with fewer columns where a block's shared memory is too small for them."""
+    room = _KILOBYTES.get(architecture, 99) << 10
+    while tiles.shared(d, own) > room and tiles.columns > 32:
+        tiles = tiles._replace(columns=tiles.columns // 2, slice=min(tiles.slice, tiles.columns // 2))
+    return tiles
 
 
 @functools.cache
@@ -68,17 +85,23 @@ def _backward(name: str, dtype: np.dtype, d: int, causal: bool, tiles: Tiles) ->
 
 
 def takes(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
-    """True where the gate is open and the kernels know this dtype, these sizes and this scale."""
+    """True where the gate is open for these arrays and this scale, and heads have one of the tiles' sizes."""
+    return q.shape[3] in HEADS and _takes(xp, q, k, v, scale, *more)
+
+
+def _takes(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
     if q.dtype not in HALF or any(a.dtype != q.dtype for a in (k, v, *more)) or opened(xp, q) is None:
         return False
-    fits = q.shape[3] in HEADS and v.shape[3] == q.shape[3] and 0 < k.shape[2] <= LONGEST and q.shape[2] <= LONGEST
+    d, longest = q.shape[3], max(q.shape[2], k.shape[2])
+    fits = d % 8 == 0 and d <= HEADS[1] and v.shape[3] == d and 0 < k.shape[2] and longest <= LONGEST
     return fits and _SCALES[0] < scale < _SCALES[1] and capability(xp) >= 80
 
 
 def readable(xp: Any, a: Any) -> bool:
     """True where the last axis is dense and rows begin at multiples of 16 bytes."""
     strides = a.strides
-    return strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
+    near = abs(strides[2]) < FAR
+    return near and strides[3] == a.itemsize and not (strides[0] | strides[1] | strides[2]) & 15 and aligned(xp, a)
 
 
 def rows_of(xp: Any, *arrays: Any) -> list[Any]:
@@ -115,9 +138,10 @@ def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out:
 
     `out` is where to write the result; without it, its memory is (B, Tq, H, D).
     """
-    if not takes(xp, q, k, v, scale) or (out is not None and not readable(xp, out)):
+    if not _takes(xp, q, k, v, scale) or (out is not None and not readable(xp, out)):
         return None
-    (b, h, t, d), tiles = q.shape, FORWARD[q.shape[3]]
+    b, h, t, d = q.shape
+    tiles = fitting(FORWARD[head(d)], d, 1, capability(xp))
     blocks = b * h * ceil_div(t, tiles.own())
     if blocks > MOST_BLOCKS:
         return None
@@ -144,10 +168,11 @@ def backward(
     into: tuple = (None, None, None),
 ) -> tuple | None:
     """The gradients of q, k and v that are needed, None for the others; `into` says where to write them."""
-    if not takes(xp, q, k, v, scale, g, out) or any(a is not None and not readable(xp, a) for a in into):
+    if not _takes(xp, q, k, v, scale, out) or any(a is not None and not readable(xp, a) for a in into):
         return None
+    g = g if g.dtype == q.dtype else g.astype(q.dtype)  # a plain body behind this one hands on float32
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
-    first, second = OF_QUERIES[d], OF_KEYS[d]
+    first, second = (fitting(table[head(d)], d, 2, capability(xp)) for table in (OF_QUERIES, OF_KEYS))
     grids = b * h * ceil_div(t, first.own()), b * heads * ceil_div(keys, second.own())
     if max(grids) > MOST_BLOCKS:
         return None

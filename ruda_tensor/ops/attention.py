@@ -137,7 +137,8 @@ def scaled_dot_product_attention(
     i + Tk - Tq, so the last query sees all. A query that sees no key gives zeros, and zero gradients. `dropout_p` drops
     probabilities as `dropout` does; leave it 0 outside of training.
 
-    Scores exist only in blocks, in float32 or wider; backward keeps q, k, v and one number per query.
+    Scores exist only in blocks, in float32 or wider; backward keeps q, k, v, the result and one number per query. On a GPU of
+    compute capability 8.0 or more, halves with a D = E up to 128 that 8 divides run on tensor cores, without mask or dropout.
 
     Errors: ValueError for shapes that do not fit, TypeError for an integer mask.
     Source: Vaswani et al., "Attention is all you need", 2017, equation 1; backward: Dao et al., "FlashAttention", 2022.

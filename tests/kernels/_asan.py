@@ -6,8 +6,8 @@ import numpy as np
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
+from . import _attention, _optimizers
 from . import _cases as cases
-from . import _optimizers
 from ._shim import ALL, HostRuntime
 
 
@@ -26,6 +26,8 @@ def main() -> None:
             cases.gated(np, rng, dtype, 1001, shift=shift)
             cases.dropped(np, rng, dtype, 1001, 0.5, 1, 2, shift=shift)
             cases.summed(np, rng, dtype, 100, n, shift=shift)
+        for case in (_attention.Case(1, 2, 1, 70, 33, 64, True), _attention.Case(1, 1, 1, 131, 131, 128, True, "packed")):
+            _attention.check(np, rng, BFLOAT16, case)
         if ALL:
             cases.norm(np, rng, FLOAT32, 2, 33_000)
         for layout in _optimizers.LAYOUTS[:: 2 if ALL else 5]:

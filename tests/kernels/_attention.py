@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ruda_tensor import backend
 from ruda_tensor.kernels import attention
 
 from ._cases import _UNIT, draw, put, wide
@@ -32,30 +33,32 @@ def taken(found: Any) -> Any:
     return found
 
 
-def exact(q: Any, k: Any, v: Any, g: Any, scale: float, causal: bool) -> tuple[list, list]:
+def exact(q: Any, k: Any, v: Any, g: Any, scale: float, causal: bool, xp: Any = np) -> tuple[list, list]:
     """[out, lse, dq, dk, dv] in float64, and for each the sum of the sizes of what is rounded on the way to it."""
+    q, k, v, g = (xp.asarray(a.astype(float)) for a in (q, k, v, g))
     b, h, t, d = q.shape
     heads, n = k.shape[1:3]
-    K, V = (np.repeat(a, h // heads, axis=1) for a in (k, v))
+    K, V = (xp.repeat(a, h // heads, axis=1) for a in (k, v))
     s = scale * (q @ K.swapaxes(-1, -2))
     if causal:
-        s = np.where(np.arange(n) <= np.arange(t)[:, None] + (n - t), s, -np.inf)
+        s = xp.where(xp.arange(n) <= xp.arange(t)[:, None] + (n - t), s, -np.inf)
     top = s.max(-1, keepdims=True)
-    top[top == -np.inf] = 0
-    e = np.exp(s - top)
+    top = xp.where(top == -np.inf, 0, top)
+    e = xp.exp(s - top)
     sums = e.sum(-1, keepdims=True)
-    p = e / np.where(sums == 0, 1, sums)
-    lse = np.where(sums == 0, np.inf, np.log(np.where(sums == 0, 1, sums)) + top)
+    p = e / xp.where(sums == 0, 1, sums)
+    lse = xp.where(sums == 0, np.inf, xp.log(xp.where(sums == 0, 1, sums)) + top)
     out, dp = p @ V, g @ V.swapaxes(-1, -2)
     ds = scale * p * (dp - (p * dp).sum(-1, keepdims=True))
-    rounded = np.abs(ds) + scale * p * (np.abs(g) * np.abs(out)).sum(-1, keepdims=True)  # ds itself, and delta from out
+    rounded = abs(ds) + scale * p * (abs(g) * abs(out)).sum(-1, keepdims=True)  # ds itself, and delta from out
 
     def shared(a: Any) -> Any:
         return a.reshape(b, heads, h // heads, n, d).sum(2)
 
     values = [out, lse, ds @ K, shared(ds.swapaxes(-1, -2) @ q), shared(p.swapaxes(-1, -2) @ g)]
-    sizes = [p @ np.abs(V), 1 + np.abs(lse), rounded @ np.abs(K), shared(rounded.swapaxes(-1, -2) @ np.abs(q))]
-    return values, [*sizes, shared(p.swapaxes(-1, -2) @ np.abs(g))]
+    sizes = [p @ abs(V), 1 + abs(lse), rounded @ abs(K), shared(rounded.swapaxes(-1, -2) @ abs(q))]
+    sizes.append(shared(p.swapaxes(-1, -2) @ abs(g)))
+    return [backend.to_host(a) for a in values], [backend.to_host(a) for a in sizes]
 
 
 def place(xp: Any, case: Case, arrays: list) -> list:
@@ -105,6 +108,6 @@ def check(xp: Any, rng: Any, dtype: np.dtype, case: Case, needs: tuple = (True, 
     arrays = inputs(rng, case, dtype)
     found = run(xp, case, arrays, needs)
     assert tuple(a is not None for a in found[2:]) == needs and all(a is None or a.dtype == dtype for a in found[2:])
-    q, k, v, g = (a.astype(float) for a in arrays)
-    compare(found, *exact(q, k, v, g, case.d**-0.5, case.causal), dtype)
+    values, sizes = exact(*arrays, scale=case.d**-0.5, causal=case.causal, xp=getattr(xp, "xp", xp))
+    compare(found, values, sizes, dtype)
     return found

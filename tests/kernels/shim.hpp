@@ -196,6 +196,11 @@ template <class V> V __shfl_xor_sync(unsigned mask, V value, int lanes) {
     memcpy(&value, &bits, sizeof(V));
     return value;
 }
+static inline int __any_sync(unsigned mask, int value) {
+    int any = value != 0;
+    for (int lanes = 1; lanes < 32; lanes *= 2) any |= __shfl_xor_sync(mask, any, lanes);
+    return any;
+}
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline float __fdividef(float a, float b) { return a / b; }

@@ -24,12 +24,12 @@ from ._attention import Case, check, compare, exact, inputs, place, run, taken
 from ._hooks import launching
 from ._shim import ALL, COMPILER, RUNTIME, on_shim
 
-KERNELS = {"attention_forward"}, {"attention_backward_queries", "attention_backward_keys"}
 PLACES = ["shim", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Tails of every kind, one query or key, queries that see no key, shared heads.
 CASES = [
     Case(1, 1, 1, 1, 1, 64, True), Case(2, 2, 1, 7, 7, 64, True, "packed"), Case(1, 2, 2, 65, 65, 64, False),
     Case(1, 2, 1, 129, 129, 64, True, "packed"), Case(1, 1, 1, 5, 130, 64, True), Case(1, 4, 2, 130, 5, 64, True, "heads"),
+    Case(1, 4, 2, 66, 66, 32, True, "packed"), Case(2, 1, 1, 34, 70, 88, True), Case(1, 2, 2, 33, 9, 8, False, "heads"),
     Case(1, 1, 1, 64, 64, 128, True, "packed"), Case(1, 2, 1, 70, 127, 128, True), Case(1, 2, 2, 127, 70, 128, False, "shifted"),
 ]  # fmt: skip
 SIZES = [1, 7, 64, 65, 127, 128, 129, 200, 511]
@@ -60,8 +60,19 @@ def device(request, monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_agrees_with_float64(xp, rng, case):
     check(xp, rng, BFLOAT16, case)
-    if ALL or case.t < 70:
+    if ALL or (case.layout == "packed" and case.t in (7, 64)):
         check(xp, rng, FLOAT16, case)
+
+
+@pytest.mark.parametrize("d", attention.HEADS)
+def test_scores_that_grow_from_key_to_key(xp, rng, d):
+    """The running sums are rescaled more than once, and some rows end with one key that has all of the weight."""
+    case = Case(1, 2, 1, 33, 300, d, False)
+    q, k, v, g = inputs(rng, case, BFLOAT16)
+    k = (k * np.linspace(0.1, 20, 300)[:, None]).astype(BFLOAT16)
+    values, sizes = exact(q, k, v, g, d**-0.5, False)
+    assert np.ptp(values[1]) > 16, "many powers of two"
+    compare(run(xp, case, [q, k, v, g]), values, sizes, BFLOAT16)
 
 
 @pytest.mark.gpu
@@ -70,7 +81,7 @@ def test_it_agrees_with_float64(xp, rng, case):
 def test_every_pair_of_sizes(rng, d, dtype):
     rt.Cuda(0)
     poisoned = cases.Poisoned(backend.cupy())
-    for t, n, causal in product(SIZES, SIZES, (False, True)):
+    for t, n, causal in product(SIZES, SIZES, (False, True) if dtype == BFLOAT16 else (True,)):
         check(poisoned, rng, dtype, Case(2, 4, 2, t, n, d, causal, "packed" if t == n else "rows"))
         poisoned.check()
     check(poisoned, rng, dtype, Case(3, 6, 1, 1100, 1300, d, True, "heads"))
@@ -92,8 +103,20 @@ def test_gradients_are_written_where_they_are_wanted(xp, rng):
     out, lse = taken(attention.forward(xp, q, k, v, out=wanted, **static))
     found = taken(attention.backward(xp, g, q, k, v, out, lse, into=into, **static))
     assert out is wanted and all(a is b for a, b in zip(found, into))
-    compare([out, lse, *into], *exact(*[a.astype(float) for a in arrays], **static), BFLOAT16)
+    compare([out, lse, *into], *exact(*arrays, **static), BFLOAT16)
     assert attention.forward(xp, q, k, v, out=xp.empty((2, 4, 70, 65), BFLOAT16)[..., 1:], **static) is None
+
+
+def test_a_float32_gradient_is_rounded_first(xp, rng):
+    """Plain bodies hand on float32; the plain backward of attention would take many times as long."""
+    case = Case(1, 1, 1, 20, 20, 64, True)
+    q, k, v, g = place(xp, case, inputs(rng, case, BFLOAT16))
+    out, lse = taken(attention.forward(xp, q, k, v, scale=0.125, causal=True))
+    of_half, of_float = (
+        taken(attention.backward(xp, a, q, k, v, out, lse, scale=0.125, causal=True)) for a in (g, g.astype(FLOAT32))
+    )
+    for a, b in zip(of_half, of_float):
+        assert backend.to_host(a).tobytes() == backend.to_host(b).tobytes()
 
 
 def test_the_joined_heads_are_a_view(xp, rng):
@@ -141,12 +164,29 @@ def test_the_bits_are_the_same_20_times(rng, d):
         assert [backend.to_host(a).tobytes() for a in run(backend.cupy(), case, arrays)] == first
 
 
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements(rng):
+    rt.Cuda(0)
+    cp = backend.cupy()
+    x = cp.zeros((40_000, 8, 105, 64), BFLOAT16)
+    assert x.size > 2**31
+    x[-1] = cp.asarray(cases.draw(rng, x.shape[1:], BFLOAT16))
+
+    def everything(a):
+        out, lse = taken(attention.forward(cp, a, a, a, scale=0.125, causal=True))
+        return [out, lse, *taken(attention.backward(cp, a, a, a, a, out, lse, scale=0.125, causal=True))]
+
+    for a, b in zip(everything(x), everything(x[-1:])):
+        assert backend.to_host(a[-1]).tobytes() == backend.to_host(b[0]).tobytes()
+
+
 def test_what_the_kernels_do_not_take(xp, rng):
     q, k, v, _ = place(xp, CASES[0], inputs(rng, CASES[0], BFLOAT16))
     assert attention.forward(xp, q, k, v, scale=1.0, causal=True) is not None
+    assert attention.takes(xp, q, k, v, 1.0) and not attention.takes(xp, q[..., :32], k[..., :32], v[..., :32], 1.0)
     for scale in (0.0, -1.0, 1e38):
         assert attention.forward(xp, q, k, v, scale=scale, causal=True) is None
-    for dtype, d in ((FLOAT32, 64), (BFLOAT16, 32), (BFLOAT16, 65)):
+    for dtype, d in ((FLOAT32, 64), (BFLOAT16, 136), (BFLOAT16, 65)):
         a = xp.zeros((1, 1, 4, d), dtype)
         assert attention.forward(xp, a, a, a, scale=1.0, causal=True) is None
     a, empty = xp.zeros((1, 1, 4, 64), BFLOAT16), xp.zeros((1, 1, 0, 64), BFLOAT16)
@@ -170,6 +210,11 @@ def call(function, leaves, forward=True, then=True, order=1):
     return [y.detach(), *[found[x] for x in leaves]], ahead, set(HITS)
 
 
+def of_attention(names):
+    """Those of attention; which kernels they are depends on the GPU."""
+    return {name for name in names if name.startswith("attention")}
+
+
 def agree(found, expected):
     for a, e in zip(found, expected, strict=True):
         a, e = a.astype(rt.float64).numpy(), e.numpy()
@@ -189,7 +234,7 @@ def test_every_pairing_of_fused_and_plain(device, packed):
         expected, *_ = call(function, [x.astype(rt.float64) for x in leaves], False, False, order=2)
     for forward, then in product((True, False), repeat=2):
         found, ahead, behind = call(function, leaves, forward, then)
-        assert ahead == (KERNELS[0] if forward else set()) and behind == (KERNELS[1] if then else set())
+        assert bool(ahead) == forward and bool(behind) == then and of_attention(ahead | behind) == ahead | behind
         agree(found, expected)
 
 
@@ -198,7 +243,7 @@ def test_a_mask_or_dropout_goes_to_the_plain_body(device):
     every: list[dict[str, Any]] = [{"mask": rt.ones((8, 8), device=device) > 0}, {"dropout_p": 0.5, "seed": 1}]
     for options in every:
         _, ahead, behind = call(lambda x, options=options: rt.scaled_dot_product_attention(x, x, x, **options), [q])
-        assert not (ahead | behind) & (KERNELS[0] | KERNELS[1])
+        assert not of_attention(ahead | behind)
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
@@ -207,7 +252,7 @@ def test_the_layer_uses_the_packed_form(device, n_kv_heads):
     layer = config.init(device).to_dtype(rt.bfloat16)
     x = rt.tensor(np.random.default_rng(0).standard_normal((2, 9, 128)), dtype=rt.bfloat16, device=device)
     found, ahead, behind = call(layer, [x])
-    assert ahead >= KERNELS[0] and behind >= KERNELS[1]
+    assert of_attention(ahead) and of_attention(behind)
     plain, *_ = call(layer, [x], False, False)
     agree(found, [a.astype(rt.float64) for a in plain])
 
