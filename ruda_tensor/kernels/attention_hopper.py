@@ -88,6 +88,13 @@ def _rows(dtype: np.dtype, d: int) -> Kernel:
 
 
 @functools.cache
+def _possible() -> bool:
+    """Whether the driver makes tensor maps, and says where they must lie among a kernel's parameters: since CUDA 12.4."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    return hasattr(driver, "cuTensorMapEncodeTiled") and hasattr(driver, "cuFuncGetParamInfo")
+
+
+@functools.cache
 def _encoder() -> Any:
     encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     encode.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 4]
@@ -125,7 +132,7 @@ def _dense(xp: Any, *arrays: Any) -> list[Any]:
 
 
 def _served(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
-    return xp.__name__ == "cupy" and takes(xp, q, k, v, scale, *more) and capability(xp) == 90
+    return xp.__name__ == "cupy" and takes(xp, q, k, v, scale, *more) and capability(xp) == 90 and _possible()
 
 
 def _strides(a: Any) -> tuple[int, ...]:
