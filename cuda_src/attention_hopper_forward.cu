@@ -1,8 +1,7 @@
 // softmax(scale q k^T) v on Hopper: a warpgroup holds 64 queries and walks over the keys, last block first, with the running
 // maximum and sum of each row in registers (online softmax: Milakov and Gimelshein 2018; Dao et al. 2022). The scores of
 // the next block are multiplied while this block's weights meet their values (Shah et al. 2024).
-// D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps and OWN tiles of queries in shared memory, RESIDENT blocks a
-// multiprocessor, CAUSAL.
+// D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps and OWN tiles of queries in shared memory, CAUSAL.
 #include "attention_hopper.cuh"
 
 enum { STEP_BYTES = KEYS * D * 2 };
@@ -144,7 +143,7 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
     leave(at.v_free(n % STAGES));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forward(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, STORAGE* out,
     float* lse, i64 out_batch, i64 out_head, i64 out_row, Sizes sizes) {
     extern __shared__ char memory[];
@@ -153,11 +152,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
     if (threadIdx.x == 0) at.init();
     __syncthreads();
     if (group == GROUPS) {
-        fewer_registers<GROUPS, RESIDENT>();
+        fewer_registers<GROUPS>();
         if (threadIdx.x == 32 * WARPS) fetch(q, k, v, at, sizes, tiles);
         return;
     }
-    more_registers<GROUPS, RESIDENT>();
+    more_registers<GROUPS>();
     int n = 0, tile;
     if (group == GROUPS - 1) your_turn();
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
@@ -173,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
         UNROLL for (int h = 0; h < 2; ++h) {
             const float sum = sum_of_four(rows.sum[h]);
             factor[h] = sum == 0 ? 0.0f : 1.0f / sum;
-            if (row + 8 * h < sizes.queries && (threadIdx.x & 3) == 0)
+            if ((u32)(row + 8 * h) < (u32)sizes.queries && (threadIdx.x & 3) == 0)
                 lse[((i64)my.batch * sizes.heads + my.head) * sizes.queries + row + 8 * h] =
                     sum == 0 ? INFINITE : rows.top[h] * sizes.scale + __log2f(sum) * LN_2;
         }

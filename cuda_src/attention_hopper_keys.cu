@@ -1,10 +1,8 @@
-// The gradients of keys and values on Hopper: a warpgroup holds 64 keys and walks over the queries, 64 a step, with scores
+// The gradients of keys and values on Hopper: a warpgroup holds 64 keys and walks over the queries, with scores
 // that lie transposed in its registers, as the products with g and q want them: p = exp(scale k q^T - lse), dv += p g,
 // ds = p (v g^T - delta), dk += ds q. Heads that share these keys follow each other in one order.
-// D columns, GROUPS warpgroups, STAGES steps and OWN tiles of keys in shared memory, RESIDENT blocks a multiprocessor, CAUSAL.
-#ifndef QUERIES
-#define QUERIES 64
-#endif
+// D columns, GROUPS warpgroups, QUERIES queries a step, STAGES steps and OWN tiles of keys in shared memory,
+// CAUSAL.
 #define KEYS 64
 #include "attention_hopper.cuh"
 
@@ -101,83 +99,6 @@ DEVICE void weigh(float (&s)[QUERIES / 2], const Meeting& w, u32 lse, int block)
             if (8 * (i / 4) + (i & 1) < first[(i >> 1) & 1]) s[i] = 0;
 }
 
-#if NEXT
-// One step, whose scores s are done. Those of the next step, if there is one, are made meanwhile.
-template <bool FURTHER>
-DEVICE void step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[QUERIES / 2], float (&next)[QUERIES / 2], const Meeting& w,
-                 Shared at, u32 k, u32 v, int t, int n) {
-    float dp[QUERIES / 2];
-    u32 p[QUERIES / 4], ds[QUERIES / 4];
-    const int stage = n % STAGES;
-    mma_fence();
-    mma_rows<D, 64, QUERIES>(dp, v, at.g(stage));
-    mma_commit();
-    if (FURTHER) {
-        barrier_wait_full(at.full((n + 1) % STAGES), n + 1, STAGES);
-        mma_fence();
-        mma_rows<D, 64, QUERIES>(next, k, at.q((n + 1) % STAGES));
-        mma_commit();
-    }
-    mma_wait<1 + FURTHER>();
-    hold(dk);
-    if (t > w.skip) leave(at.free((n - 1) % STAGES));
-    weigh(s, w, at.lse(stage), t);
-    pack_all<QUERIES / 2>(p, s);
-    hold(p);
-    mma_fence();
-    mma_columns<QUERIES>(dv, p, at.g(stage));
-    mma_commit();
-    mma_wait<1>();
-    hold(dp);
-    if (FURTHER) hold(next);
-    UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
-        const float2 two = pair_at(at.delta(stage) + 32 * j + 4 * w.column);
-        UNROLL for (int i = 0; i < 4; ++i) {
-            const float weight = UNPACK ? half_of(p[2 * j + i / 2], i & 1) : s[4 * j + i];
-            s[4 * j + i] = weight * (dp[4 * j + i] - (i & 1 ? two.y : two.x));
-        }
-    }
-    pack_all<QUERIES / 2>(ds, s);
-    hold(ds);
-    mma_fence();
-    mma_columns<QUERIES>(dk, ds, at.q(stage));
-    mma_commit();
-    mma_wait<1>();
-    hold(dv);
-}
-
-// The steps of one head, which begin with number n.
-DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Shared at, u32 k, u32 v, int n) {
-    float s[2][QUERIES / 2];
-    for (int end = n + w.skip; n < end; ++n) {
-        barrier_wait_full(at.full(n % STAGES), n, STAGES);
-        leave(at.free(n % STAGES));
-    }
-    if (w.skip >= w.blocks) return;
-    barrier_wait_full(at.full(n % STAGES), n, STAGES);
-    mma_fence();
-    mma_rows<D, 64, QUERIES>(s[0], k, at.q(n % STAGES));
-    mma_commit();
-    mma_wait<0>();
-    hold(s[0]);
-    int t = w.skip;
-    for (; t + 2 < w.blocks; t += 2, n += 2) {
-        step<true>(dk, dv, s[0], s[1], w, at, k, v, t, n);
-        step<true>(dk, dv, s[1], s[0], w, at, k, v, t + 1, n + 1);
-    }
-    if (t + 1 < w.blocks) {
-        step<true>(dk, dv, s[0], s[1], w, at, k, v, t, n);
-        step<false>(dk, dv, s[1], s[0], w, at, k, v, t + 1, n + 1);
-        ++n;
-    } else {
-        step<false>(dk, dv, s[0], s[1], w, at, k, v, t, n);
-    }
-    mma_wait<0>();
-    hold(dk);
-    hold(dv);
-    leave(at.free(n % STAGES));
-}
-#else
 // The steps of one head, which begin with number n.
 DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Shared at, u32 k, u32 v, int n) {
     float s[QUERIES / 2];
@@ -192,7 +113,6 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
         mma_fence();
         mma_rows<D, 64, QUERIES>(s, k, at.q(stage));
         mma_commit();
-#if LATE
         mma_wait<0>();
         hold(s);
         hold(dk);
@@ -212,50 +132,21 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
             UNROLL for (int i = 0; i < 4; ++i)
                 s[4 * j + i] = half_of(p[2 * j + i / 2], i & 1) * (s[4 * j + i] - (i & 1 ? two.y : two.x));
         }
-#else
-        float dp[QUERIES / 2];
-        mma_rows<D, 64, QUERIES>(dp, v, at.g(stage));
-        mma_commit();
-        mma_wait<1>();
-        hold(s);
-        hold(dk);
-        if (AHEAD && t > w.skip) leave(at.free((n - 1) % STAGES));
-        weigh(s, w, at.lse(stage), t);
-        pack_all<QUERIES / 2>(p, s);
-        hold(p);
-        mma_fence();
-        mma_columns<QUERIES>(dv, p, at.g(stage));
-        mma_commit();
-        mma_wait<1>();
-        hold(dp);
-        UNROLL for (int j = 0; j < QUERIES / 8; ++j) {
-            const float2 two = pair_at(at.delta(stage) + 32 * j + 4 * w.column);
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const float weight = UNPACK ? half_of(p[2 * j + i / 2], i & 1) : s[4 * j + i];
-                s[4 * j + i] = weight * (dp[4 * j + i] - (i & 1 ? two.y : two.x));
-            }
-        }
-#endif
         pack_all<QUERIES / 2>(ds, s);
         hold(ds);
         mma_fence();
         mma_columns<QUERIES>(dk, ds, at.q(stage));
         mma_commit();
-        mma_wait<AHEAD>();
+        mma_wait<1>();
         hold(dv);
-#if AHEAD == 0
-        hold(dk);
-        leave(at.free(stage));
-#endif
     }
     mma_wait<0>();
     hold(dk);
     hold(dv);
-    if (AHEAD && w.skip < w.blocks) leave(at.free((n - 1) % STAGES));
+    if (w.skip < w.blocks) leave(at.free((n - 1) % STAGES));
 }
-#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_keys(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_keys(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap g, const float* stats, STORAGE* dk_out, STORAGE* dv_out, i64 dk_batch, i64 dk_head,
     i64 dk_row, i64 dv_batch, i64 dv_head, i64 dv_row, int padded, Sizes sizes) {
@@ -265,11 +156,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
     if (threadIdx.x == 0) at.init();
     __syncthreads();
     if (group == GROUPS) {
-        fewer_registers<GROUPS, RESIDENT>();
+        fewer_registers<GROUPS>();
         if (threadIdx.x == 32 * WARPS) fetch({q, k, v, g}, {stats, padded}, at, sizes, tiles);
         return;
     }
-    more_registers<GROUPS, RESIDENT>();
+    more_registers<GROUPS>();
     int n = 0, tile;
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
         const Keys my = keys_at(tile, sizes);

@@ -1,7 +1,6 @@
 // The gradient of the queries on Hopper: a warpgroup holds 64 queries and walks over the keys: p = exp(scale q k^T - lse),
 // ds = p (g v^T - delta), dq += ds k; all scores in registers (Dao 2023, with the sums of dq in a kernel of their own).
-// D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps and OWN tiles of queries in shared memory, RESIDENT blocks a
-// multiprocessor, CAUSAL.
+// D columns, GROUPS warpgroups, KEYS keys a step, STAGES steps and OWN tiles of queries in shared memory, CAUSAL.
 #include "attention_hopper.cuh"
 
 enum { STEP_BYTES = KEYS * D * 2 };
@@ -67,20 +66,21 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
     Rows rows;
     UNROLL for (int h = 0; h < 2; ++h) {
         const int row = mine + r + 8 * h;
-        rows.lse[h] = row < n.queries ? from.lse[pair * n.queries + row] * LOG2_E : INFINITE;
+        rows.lse[h] = (u32)row < (u32)n.queries ? from.lse[pair * n.queries + row] * LOG2_E : INFINITE;
         UNROLL for (int i = 0; i < D / 32; ++i)
-            if (row < n.queries) known[h][i] = load<8>(out + row * from.row + 8 * (4 * i + part));
+            if ((u32)row < (u32)n.queries) known[h][i] = load<8>(out + row * from.row + 8 * (4 * i + part));
             else known[h][i] = Pack<STORAGE, 8>();
     }
     barrier_wait_full(full, round, OWN);
     UNROLL for (int h = 0; h < 2; ++h) {
         float sum = 0;
         UNROLL for (int i = 0; i < D / 32; ++i) {
-            const auto theirs = load_shared<STORAGE>(g + (i / 2) * BOX + (r + 8 * h) * 128 + ((4 * (i % 2) + part) ^ (r & 7)) * 16);
+            const int chunk = (4 * (i % 2) + part) ^ (r & 7);
+            const auto theirs = load_shared<STORAGE>(g + (i / 2) * BOX + (r + 8 * h) * 128 + chunk * 16);
             UNROLL for (int j = 0; j < 8; ++j) sum += widen(theirs.at[j]) * widen(known[h][i].at[j]);
         }
         rows.delta[h] = sum_of_four(sum);
-        if (part == 0 && mine + r + 8 * h < from.padded) {
+        if (part == 0 && mine >= 0) {
             float* to = from.rows + pair * from.padded + mine + r + 8 * h;
             to[0] = rows.lse[h];
             to[(i64)n.heads * n.batches * from.padded] = rows.delta[h];
@@ -89,73 +89,6 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
     return rows;
 }
 
-#if AHEAD
-// One step, whose products s and dp are done. Those of the next step, if there is one, are made meanwhile.
-template <bool FURTHER>
-DEVICE void step(float (&dq)[D / 2], float (&s)[KEYS / 2], float (&dp)[KEYS / 2], float (&next_s)[KEYS / 2],
-                 float (&next_dp)[KEYS / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int t, int n) {
-    u32 ds[KEYS / 4];
-    const int column = (w.steps - 1 - t) * KEYS + w.column, last[2] = {w.last[0] - column, w.last[1] - column};
-    if (FURTHER) {
-        barrier_wait_full(at.full((n + 1) % STAGES), n + 1, STAGES);
-        mma_fence();
-        mma_rows<D, 64, KEYS>(next_s, q, at.k((n + 1) % STAGES));
-        mma_rows<D, 64, KEYS>(next_dp, g, at.v((n + 1) % STAGES));
-        mma_commit();
-    }
-    mma_wait<FURTHER>();
-    hold(dq);
-    if (t > w.skip) leave(at.free((n - 1) % STAGES));
-    UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] = exp2_of(s[i] * w.c - rows.lse[(i >> 1) & 1]);
-    if (t < w.clear)
-        UNROLL for (int i = 0; i < KEYS / 2; ++i)
-            if (8 * (i / 4) + (i & 1) > last[(i >> 1) & 1]) s[i] = 0;
-    UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] *= dp[i] - rows.delta[(i >> 1) & 1];
-    pack_all<KEYS / 2>(ds, s);
-    hold(ds);
-    if (FURTHER) {
-        mma_wait<0>();
-        hold(next_s);
-        hold(next_dp);
-    }
-    mma_fence();
-    mma_columns<KEYS>(dq, ds, at.k(n % STAGES));
-    mma_commit();
-}
-
-// The steps of one tile, which begin with number n.
-DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
-    float s[2][KEYS / 2], dp[2][KEYS / 2];
-    for (int end = n + w.skip; n < end; ++n) {
-        barrier_wait_full(at.full(n % STAGES), n, STAGES);
-        leave(at.free(n % STAGES));
-    }
-    if (w.skip >= w.steps) return;
-    barrier_wait_full(at.full(n % STAGES), n, STAGES);
-    mma_fence();
-    mma_rows<D, 64, KEYS>(s[0], q, at.k(n % STAGES));
-    mma_rows<D, 64, KEYS>(dp[0], g, at.v(n % STAGES));
-    mma_commit();
-    mma_wait<0>();
-    hold(s[0]);
-    hold(dp[0]);
-    int t = w.skip;
-    for (; t + 2 < w.steps; t += 2, n += 2) {
-        step<true>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
-        step<true>(dq, s[1], dp[1], s[0], dp[0], rows, w, at, q, g, t + 1, n + 1);
-    }
-    if (t + 1 < w.steps) {
-        step<true>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
-        step<false>(dq, s[1], dp[1], s[0], dp[0], rows, w, at, q, g, t + 1, n + 1);
-        ++n;
-    } else {
-        step<false>(dq, s[0], dp[0], s[1], dp[1], rows, w, at, q, g, t, n);
-    }
-    mma_wait<0>();
-    hold(dq);
-    leave(at.free(n % STAGES));
-}
-#else
 // The steps of one tile, which begin with number n.
 DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at, u32 q, u32 g, int n) {
     float s[KEYS / 2], dp[KEYS / 2];
@@ -194,9 +127,8 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
     hold(dq);
     if (w.skip < w.steps) leave(at.free((n - 1) % STAGES));
 }
-#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_queries(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_queries(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap g, const STORAGE* out, const float* lse, float* stats, STORAGE* dq_out, i64 out_batch,
     i64 out_head, i64 out_row, i64 dq_batch, i64 dq_head, i64 dq_row, int padded, Sizes sizes) {
@@ -206,11 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) attention_hopper_
     if (threadIdx.x == 0) at.init();
     __syncthreads();
     if (group == GROUPS) {
-        fewer_registers<GROUPS, RESIDENT>();
+        fewer_registers<GROUPS>();
         if (threadIdx.x == 32 * WARPS) fetch({q, k, v, g}, at, sizes, tiles);
         return;
     }
-    more_registers<GROUPS, RESIDENT>();
+    more_registers<GROUPS>();
     int n = 0, tile;
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
         const Queries my = queries_at(tile, sizes);

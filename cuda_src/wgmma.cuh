@@ -6,12 +6,6 @@
 
 #define DEVICE_MEMBER __device__ __forceinline__
 
-#ifndef THIN
-#define THIN 0
-#endif
-#ifndef TURNS
-#define TURNS 0
-#endif
 #define INFINITE __uint_as_float(0x7f800000u)
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
@@ -71,15 +65,15 @@ DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 bar) {
 DEVICE int warpgroup() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
 // A block begins with equally many registers per thread. The warpgroup that fetches gives most of its own to the others.
-template <int BUSY, int BLOCKS> struct Registers {
-    enum { EACH = 65536 / (128 * (BUSY + 1) * BLOCKS) / 8 * 8, FEW = 24, SHARE = (EACH * (BUSY + 1) - FEW) / BUSY / 8 * 8 };
+template <int BUSY> struct Registers {
+    enum { EACH = 65536 / (128 * (BUSY + 1)) / 8 * 8, FEW = 24, SHARE = (EACH * (BUSY + 1) - FEW) / BUSY / 8 * 8 };
     enum { MANY = SHARE > 240 ? 240 : SHARE };
 };
-template <int BUSY, int BLOCKS> DEVICE void fewer_registers() {
-    if (!THIN) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::FEW));
+template <int BUSY> DEVICE void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY>::FEW));
 }
-template <int BUSY, int BLOCKS> DEVICE void more_registers() {
-    if (!THIN) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY, BLOCKS>::MANY));
+template <int BUSY> DEVICE void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)Registers<BUSY>::MANY));
 }
 
 // ---- products. The accumulator's number 4 j + 2 h + c of a thread is row 16 warp + lane / 4 + 8 h, column
@@ -122,16 +116,20 @@ DEVICE u64 operand(u32 address, u32 further, u32 apart = 16) {
 // d = a b, or d += a b where MORE, for 16 of the inner axis, with a in shared memory or in registers; b's columns are the
 // inner axis for the first, its rows for the second. That a new d needs no old one is said to the compiler.
 DEVICE void mma_anew(float (&d)[32], u64 a, u64 b) {
-    asm volatile(ANEW PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n" : FLOATS_32("=f", d, 0) : "l"(a), "l"(b) : "memory");
+    asm volatile(ANEW PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : FLOATS_32("=f", d, 0) : "l"(a), "l"(b) : "memory");
 }
 DEVICE void mma_more(float (&d)[32], u64 a, u64 b) {
-    asm volatile(MORE PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n" : FLOATS_32("+f", d, 0) : "l"(a), "l"(b) : "memory");
+    asm volatile(MORE PRODUCT("64") REGISTERS_32 ", %32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : FLOATS_32("+f", d, 0) : "l"(a), "l"(b) : "memory");
 }
 DEVICE void mma_anew(float (&d)[64], u64 a, u64 b) {
-    asm volatile(ANEW PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n" : FLOATS_64("=f", d) : "l"(a), "l"(b) : "memory");
+    asm volatile(ANEW PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : FLOATS_64("=f", d) : "l"(a), "l"(b) : "memory");
 }
 DEVICE void mma_more(float (&d)[64], u64 a, u64 b) {
-    asm volatile(MORE PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n" : FLOATS_64("+f", d) : "l"(a), "l"(b) : "memory");
+    asm volatile(MORE PRODUCT("128") REGISTERS_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : FLOATS_64("+f", d) : "l"(a), "l"(b) : "memory");
 }
 #define LEFT_32 ", {%32, %33, %34, %35}, %36, p, 1, 1, "
 #define LEFT_64 ", {%64, %65, %66, %67}, %68, p, 1, 1, "
@@ -146,7 +144,8 @@ DEVICE void mma_across(float (&d)[64], const u32* a, u64 b) {
 // s = a b^T over WIDTH: 64 rows of a at `a`, whose tile has A_ROWS rows, and the rows of the tile b.
 template <int WIDTH, int A_ROWS, int B_ROWS, int N> DEVICE void mma_rows(float (&s)[N], u32 a, u32 b) {
     UNROLL for (int i = 0; i < WIDTH / 16; ++i) {
-        const u64 left = operand(a, (i / 4) * A_ROWS * 128 + (i % 4) * 32), right = operand(b, (i / 4) * B_ROWS * 128 + (i % 4) * 32);
+        const u64 left = operand(a, (i / 4) * A_ROWS * 128 + (i % 4) * 32);
+        const u64 right = operand(b, (i / 4) * B_ROWS * 128 + (i % 4) * 32);
         if (i == 0) mma_anew(s, left, right);
         else mma_more(s, left, right);
     }
@@ -187,7 +186,8 @@ DEVICE float sum_of_four(float x) {
 
 template <class S> DEVICE Pack<S, 8> load_shared(u32 address) {
     u32 w[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
     Pack<S, 8> eight;
     memcpy(&eight, w, 16);
     return eight;
@@ -205,7 +205,8 @@ DEVICE void gather_eight(u32 (&x)[4]) {
             }
     }
 }
-// Writes d times a factor per h to rows of `out`, those below `rows`; row is this thread's first, its second is 8 below.
+// Writes d times a factor per h to rows of `out`, those from 0 to `rows`; row is this thread's first,
+// its second is 8 below.
 template <class S, int N>
 DEVICE void write_rows(S* out, i64 stride, int row, int rows, const float (&d)[N], float first, float second) {
     UNROLL for (int h = 0; h < 2; ++h)
@@ -214,7 +215,7 @@ DEVICE void write_rows(S* out, i64 stride, int row, int rows, const float (&d)[N
             u32 x[4];
             UNROLL for (int i = 0; i < 4; ++i) x[i] = pack(d[16 * j + 4 * i + 2 * h] * f, d[16 * j + 4 * i + 2 * h + 1] * f);
             gather_eight(x);
-            if (row + 8 * h < rows) {
+            if ((u32)(row + 8 * h) < (u32)rows) {
                 const u64 to = __cvta_generic_to_global(out + (row + 8 * h) * stride + 32 * j + 8 * (threadIdx.x & 3));
                 asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                              ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");

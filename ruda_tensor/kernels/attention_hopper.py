@@ -16,23 +16,23 @@ from .gate import CTYPES, MOST_BLOCKS, capability, ceil_div, processors
 from .launch import Kernel, KernelError, runtime
 
 NEAR = 16 << 20  # bytes that heads taken together read again and again: a third of the second-level cache
+FEW = 2048  # rows, over which a tile takes so long that it does not matter how it begins
 BOX, BARRIERS = 64, 1024 + 512  # rows and columns of a copy; bytes for barriers and for beginning at a multiple of 1024
 _OPTIONS = ("-arch=sm_90a",)
 
 
 class Tiles(NamedTuple):
-    """`groups` warpgroups of 64 rows each, `step` rows of the others at a time in `stages` of shared memory, `own` tiles.
+    """`groups` warpgroups of 64 rows each, `step` rows of the others at a time in `stages` of shared memory.
 
-    `resident`: blocks that a multiprocessor shall hold. `walk`: whether a block walks over many tiles.
+    With `own` 2, a block walks over many tiles and fetches one while it works on another; with 1 it has one tile. `turns`:
+    whether warpgroups multiply one after the other.
     """
 
     groups: int
     step: int
     stages: int
-    own: int = 2
-    resident: int = 1
-    walk: bool = True
-    more: tuple = ()
+    own: int
+    turns: int = 0
 
     def rows(self) -> int:
         """Rows of a tile."""
@@ -40,29 +40,34 @@ class Tiles(NamedTuple):
 
     def launch(self, xp: Any, tiles: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Grid and block; one more warpgroup fetches for the others."""
-        blocks = min(tiles, processors(xp) * self.resident) if self.walk else tiles
-        return (blocks, 1), (128 * self.groups + (32 if dict(self.more).get("THIN") else 128), 1)
+        return (min(tiles, processors(xp)) if self.own > 1 else tiles, 1), (128 * self.groups + 128, 1)
 
     def defines(self, dtype: np.dtype, d: int, causal: bool) -> dict[str, Any]:
         return {
             "STORAGE": CTYPES[dtype], "MMA_TYPE": '"bf16"' if dtype == BFLOAT16 else '"f16"', "D": d, "CAUSAL": int(causal),
-            "GROUPS": self.groups, "STAGES": self.stages, "OWN": self.own, "RESIDENT": self.resident, **dict(self.more),
+            "GROUPS": self.groups, "STAGES": self.stages, "OWN": self.own,
         }  # fmt: skip
 
 
-FORWARD = {64: Tiles(4, 64, 3, 2, 1, True), 128: Tiles(3, 64, 3, 1, 1, False)}
-OF_QUERIES = {64: Tiles(2, 64, 4, 2, 1, True, (("AHEAD", 1),)), 128: Tiles(2, 64, 4, 1, 1, False)}
-OF_KEYS = {
-    64: Tiles(2, 64, 4, 2, 1, True, (("NEXT", 1), ("UNPACK", 0))),
-    128: Tiles(2, 64, 3, 1, 1, False, (("AHEAD", 1), ("LATE", 1))),
-}
+# For each size of a head: where rows are few, and where they are many. Blocks that walk have their tiles dealt out to them
+# beforehand, longest first, which is even enough only where the heads are taken all together.
+FORWARD = {64: (Tiles(4, 64, 4, 2), Tiles(4, 64, 4, 1)), 128: (Tiles(3, 64, 3, 1), Tiles(3, 64, 3, 1))}
+OF_QUERIES = {64: (Tiles(3, 64, 4, 2), Tiles(3, 64, 4, 1)), 128: (Tiles(2, 64, 4, 1), Tiles(2, 64, 4, 1))}
+OF_KEYS = {64: (Tiles(3, 64, 4, 2), Tiles(3, 64, 3, 1)), 128: (Tiles(2, 64, 4, 1), Tiles(2, 64, 4, 1))}
+
+
+def tiles_for(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
+    """The tiles for heads of this size and so many rows."""
+    return table[q.shape[3]][max(q.shape[2], k.shape[2]) > FEW]
+
+
 _SIZES = " i i i i i i f"
 
 
 @functools.cache
 def _forward(dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
     shared = BARRIERS + 2 * d * (tiles.own * tiles.rows() + 2 * tiles.stages * tiles.step)
-    name, defines = "attention_hopper_forward", tiles.defines(dtype, d, causal) | {"KEYS": tiles.step}
+    name, defines = "attention_hopper_forward", tiles.defines(dtype, d, causal) | {"KEYS": tiles.step, "TURNS": tiles.turns}
     return Kernel(f"{name}.cu", name, "128s 128s 128s P P q q q" + _SIZES, defines, _OPTIONS, shared)
 
 
@@ -80,6 +85,13 @@ def _backward(name: str, dtype: np.dtype, d: int, causal: bool, tiles: Tiles) ->
 def _rows(dtype: np.dtype, d: int) -> Kernel:
     name = "attention_hopper_rows"
     return Kernel(f"{name}.cu", name, "P P P P q q q q q q i i i i", {"STORAGE": CTYPES[dtype], "D": d})
+
+
+@functools.cache
+def _possible() -> bool:
+    """Whether the driver makes tensor maps, and says where they must lie among a kernel's parameters: since CUDA 12.4."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    return hasattr(driver, "cuTensorMapEncodeTiled") and hasattr(driver, "cuFuncGetParamInfo")
 
 
 @functools.cache
@@ -120,7 +132,7 @@ def _dense(xp: Any, *arrays: Any) -> list[Any]:
 
 
 def _served(xp: Any, q: Any, k: Any, v: Any, scale: float, *more: Any) -> bool:
-    return xp.__name__ == "cupy" and takes(xp, q, k, v, scale, *more) and capability(xp) == 90
+    return xp.__name__ == "cupy" and takes(xp, q, k, v, scale, *more) and capability(xp) == 90 and _possible()
 
 
 def _strides(a: Any) -> tuple[int, ...]:
@@ -128,10 +140,10 @@ def _strides(a: Any) -> tuple[int, ...]:
     return tuple(stride // 2 for stride in a.strides[:3])
 
 
-def _sizes(q: Any, k: Any, near: int, scale: float) -> tuple:
+def _sizes(q: Any, k: Any, tiles: Tiles, near: int, scale: float) -> tuple:
     """The struct Sizes, for heads of which each reads `near` bytes that others read as well."""
     (b, h, t, _), (heads, keys) = q.shape, k.shape[1:3]
-    return t, keys, h, b, h // heads, min(b * h, max(1, NEAR // near)), scale
+    return t, keys, h, b, h // heads, b * h if tiles.own > 1 else min(b * h, max(1, NEAR // near)), scale
 
 
 def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out: Any = None) -> tuple[Any, Any] | None:
@@ -141,16 +153,16 @@ def forward(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool, out:
     """
     if not _served(xp, q, k, v, scale) or (out is not None and not readable(xp, out)):
         return None
-    (b, h, t, d), tiles = q.shape, FORWARD[q.shape[3]]
+    (b, h, t, d), tiles = q.shape, tiles_for(FORWARD, q, k)
     blocks = b * h * ceil_div(t, tiles.rows())
-    if blocks > MOST_BLOCKS:
+    if blocks > MOST_BLOCKS // 2:  # a block that walks counts beyond them
         return None
     q, k, v = _dense(xp, q, k, v)
     out = empty_heads(xp, q.shape, q.dtype) if out is None else out
     lse = xp.empty((b, h, t, 1), FLOAT32)
     maps = [_map(xp, a) for a in (q, k, v)]
-    near = 4 * d * k.shape[2] * k.shape[1] // h
-    _forward(q.dtype, d, causal, tiles)(*tiles.launch(xp, blocks), *maps, out, lse, *_strides(out), *_sizes(q, k, near, scale))
+    sizes = _sizes(q, k, tiles, 4 * d * k.shape[2] * k.shape[1] // h, scale)
+    _forward(q.dtype, d, causal, tiles)(*tiles.launch(xp, blocks), *maps, out, lse, *_strides(out), *sizes)
     return out, lse
 
 
@@ -172,10 +184,10 @@ def backward(
     if not _served(xp, q, k, v, scale, g, out) or any(a is not None and not readable(xp, a) for a in into):
         return None
     (b, h, t, d), (heads, keys) = q.shape, k.shape[1:3]
-    first, second = OF_QUERIES[d], OF_KEYS[d]
-    padded = ceil_div(t, max(BOX, second.step)) * max(BOX, second.step)
+    first, second = tiles_for(OF_QUERIES, q, k), tiles_for(OF_KEYS, q, k)
+    padded = ceil_div(t, BOX) * BOX
     tiles = b * h * ceil_div(t, first.rows()), b * heads * ceil_div(keys, second.rows()), b * h * ceil_div(padded, 2048 // d)
-    if max(tiles) > MOST_BLOCKS:
+    if max(tiles) > MOST_BLOCKS // 2:  # a block that walks counts beyond them
         return None
     g, q, k, v, out = _dense(xp, g, q, k, v, out)
     dq, dk, dv = (like(xp, a) if to is None else to for a, to in zip((q, k, v), into))
@@ -183,12 +195,12 @@ def backward(
     maps = [_map(xp, a) for a in (q, k, v, g)]
     if needs[0]:
         kernel = _backward("attention_hopper_queries", q.dtype, d, causal, first)
-        sizes = _sizes(q, k, 4 * d * keys * heads // h, scale)
+        sizes = _sizes(q, k, first, 4 * d * keys * heads // h, scale)
         kernel(*first.launch(xp, tiles[0]), *maps, out, lse, rows, dq, *_strides(out), *_strides(dq), padded, *sizes)
     else:
         _rows(q.dtype, d)((tiles[2], 1), (256, 1), g, out, lse, rows, *_strides(g), *_strides(out), t, padded, h, b)
     if needs[1] or needs[2]:
         kernel = _backward("attention_hopper_keys", q.dtype, d, causal, second)
-        sizes = _sizes(q, k, 4 * d * t * h // heads, scale)
+        sizes = _sizes(q, k, second, 4 * d * t * h // heads, scale)
         kernel(*second.launch(xp, tiles[1]), *maps, rows, dk, dv, *_strides(dk), *_strides(dv), padded, *sizes)
     return tuple(a if need else None for a, need in zip((dq, dk, dv), needs))

@@ -66,11 +66,14 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
 
 def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
     for causal, seen in ((True, "causal"), (False, "all")):  # the compiler may refuse to overlap products in one of them
-        forward = attention_hopper._forward(dtype, d, causal, attention_hopper.FORWARD[d])
-        yield f"attention_hopper_forward, {seen}, {where}", forward
+        for tiles in dict.fromkeys(attention_hopper.FORWARD[d]):
+            forward = attention_hopper._forward(dtype, d, causal, tiles)
+            yield f"attention_hopper_forward, {seen}, {where}, {tiles.own} own", forward
         for kind, table in (("queries", attention_hopper.OF_QUERIES), ("keys", attention_hopper.OF_KEYS)):
             name = f"attention_hopper_{kind}"
-            yield f"{name}, {seen}, {where}", attention_hopper._backward(name, dtype, d, causal, table[d])
+            for tiles in dict.fromkeys(table[d]):
+                kernel = attention_hopper._backward(name, dtype, d, causal, tiles)
+                yield f"{name}, {seen}, {where}, {tiles.own} own", kernel
     yield f"attention_hopper_rows, {where}", attention_hopper._rows(dtype, d)
 
 
