@@ -171,34 +171,40 @@ def _recipe(
     return found
 
 
-def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
-    """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
+def matmul(xp: Any, x: Any, y: Any, dtype: Any = None, out: Any = None) -> Any:
+    """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves.
+
+    `out`, in row-major order and of that shape and dtype, is where it is written.
+    """
     owner = machine(xp)
-    if owner is None:
-        return _without(xp, x, y, x.dtype if dtype is None else dtype)
     if dtype is None:
         dtype = x.dtype
+    if owner is None:
+        return _without(xp, x, y, dtype, out)
     a, b, device = owner.address(x), owner.address(y), owner.device()
-    recipe = _recipe(owner, xp, device, x, y, dtype, "none", False, a | b)
+    recipe = _recipe(owner, xp, device, x, y, dtype, "none", False, a | b if out is None else a | b | owner.address(out))
     plan = recipe.plan
     if plan is None:
-        return _without(xp, x, y, dtype)
+        return _without(xp, x, y, dtype, out)
     if True in recipe.copies:
         x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
         a, b = owner.address(x), owner.address(y)
-    out = owner.empty(recipe.shape, dtype)
+    if out is None:
+        out = owner.empty(recipe.shape, dtype)
     to, stream = owner.address(out), owner.stream()
     plan.run(a, b, to, to, workspace_of(owner, device, stream), stream)
     return out
 
 
-def _without(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
+def _without(xp: Any, x: Any, y: Any, dtype: Any, out: Any = None) -> Any:
     """The product where cuBLASLt cannot make it: nothing to add up, no library, or no algorithm."""
     recipe = _recipe(None, xp, 0, x, y, dtype, "none", False, 0)
     if recipe.empty:
-        return xp.zeros(recipe.shape, dtype)
+        out = xp.empty(recipe.shape, dtype) if out is None else out
+        out[...] = 0
+        return out
     assert recipe.problem is not None
-    out = xp.empty(recipe.shape, dtype)
+    out = xp.empty(recipe.shape, dtype) if out is None else out
     x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
     cublas.multiply(xp, recipe.problem, x, y, out)
     return out
