@@ -54,7 +54,7 @@ class Reference:
     def forward(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         x, w = self.pad(x), w.reshape(self.groups, -1, *w.shape[1:])
         parts = [np.einsum("ngcuv,goc->ngouv", x[..., a, b], w[..., i, j]) for i, j, a, b in self.taps]
-        return sum(parts).reshape(len(x), -1, *self.count)
+        return np.sum(parts, axis=0).reshape(len(x), -1, *self.count)
 
     def pull(self, y: np.ndarray, w: np.ndarray) -> np.ndarray:
         y, w = y.reshape(len(y), self.groups, -1, *self.count), w.reshape(self.groups, -1, *w.shape[1:])
@@ -117,12 +117,12 @@ def batch(xp: Any, rng: Any, dtype: np.dtype, shape: tuple, *, weights: str = "s
     out, mean, var, dx, dw, db = batch_reference(x.astype(float), W, B, g.astype(float), 1e-5)
     x, g = put(xp, x, shift), put(xp, g, shift)
     w, b = (None if v is None else put(xp, v) for v in (w, b))
-    moments = batch_norm.moments(xp, x)
-    close(moments[0] + moments[1], mean, name="mean", slack=4)
-    close(moments[2], var, slack=64, scale=var.max() + 1e-3, name="variance")
-    found = batch_norm.forward(xp, x, w, b, *moments, eps=1e-5)
+    m, shift, variance = moments = batch_norm.moments(xp, x)
+    close(m + shift, mean, name="mean", slack=4)
+    close(variance, var, slack=64, scale=var.max() + 1e-3, name="variance")
+    found = batch_norm.forward(xp, x, w, b, m, shift, variance, eps=1e-5)
     flags = (needs, kind is not None, kind is not None, False, False, False)
-    grads = batch_norm.backward(xp, g, x, w, *moments[:2], found[1], needs=flags, eps=1e-5)
+    grads = batch_norm.backward(xp, g, x, w, m, shift, found[1], needs=flags, eps=1e-5)
     close(found[0], out, slack=64, scale=8 + np.abs(out).max(), name="out")
     assert (grads[0] is not None) == needs
     if needs:
