@@ -110,6 +110,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_moments_finish(
     variance[c] = square < 0 ? Real(0) : square;
 }
 
+// The running statistics after one more batch: old (1 - momentum) + new momentum, `unbiased` times the variance.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_running(
+    const Real* __restrict__ mean, const Real* __restrict__ shift, const Real* __restrict__ variance,
+    const Real* __restrict__ old_mean, const Real* __restrict__ old_variance, Real* __restrict__ new_mean,
+    Real* __restrict__ new_variance, int channels, Real momentum, Real unbiased
+) {
+    const int c = blockIdx.x * THREADS + threadIdx.x;
+    if (c >= channels) return;
+    const Real keep = Real(1) - momentum;
+    new_mean[c] = old_mean[c] * keep + (mean[c] + shift[c]) * momentum;
+    new_variance[c] = old_variance[c] * keep + variance[c] * unbiased * momentum;
+}
+
 // out = (x - mean - shift) r weight + bias, r = 1 / sqrt(variance + eps).
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_forward(
     const T* __restrict__ x, const W* __restrict__ weight, const W* __restrict__ bias, const Real* __restrict__ mean,

@@ -18,6 +18,7 @@ _MOST_CHANNELS = 65535
 _SIGNATURES = {
     "batch_moments": "P P q i i",
     "batch_moments_finish": "P P P P q i i",
+    "batch_running": "P P P P P P P i {real} {real}",
     "batch_norm_forward": "P P P P P P P P q i i {real}",
     "batch_sums": "P P P P P q i i",
     "batch_norm_backward": "P P P P P P P P P P q i i",
@@ -66,6 +67,18 @@ def moments(xp: Any, x: Any) -> Any:
     found = tuple([xp.empty((1, at.c, 1), real) for _ in range(3)])
     last = _kernel("batch_moments_finish", x.dtype, x.dtype, at.vector)
     last((ceil_div(at.c, THREADS // 32), 1), (THREADS, 1), parts, *found, at.size, at.parts, at.c)
+    return found
+
+
+def running(xp: Any, m: Any, shift: Any, variance: Any, old: tuple, momentum: float, unbiased: float) -> Any:
+    """The running mean and variance after one more batch, of which `unbiased` times the variance; None where the gate is shut."""
+    real = opened(xp, m)
+    arrays = (m, shift, variance, *old)
+    if real is None or any(a.dtype != real or not a.flags.c_contiguous for a in arrays):
+        return None
+    found = tuple([xp.empty(a.shape, real) for a in old])
+    kernel = _kernel("batch_running", m.dtype, m.dtype, 4)
+    kernel((ceil_div(m.size, THREADS), 1), (THREADS, 1), *arrays, *found, m.size, momentum, unbiased)
     return found
 
 

@@ -15,13 +15,12 @@ import numpy as np
 from . import gemm
 from .columns import reduce_columns
 from .copies import straight
-from .gate import CTYPES, aligned, ceil_div, contiguous, opened
+from .gate import CTYPES, LONGEST, aligned, ceil_div, contiguous, opened
 from .launch import Kernel
 
 THREADS = 256
 CHUNK = 128 << 20  # bytes of columns: launches cost more than what smaller ones save by staying in the cache
 _MOST_TAPS = 64  # which the kernels write out
-_MOST = 1 << 31  # threads, numbered by 32 bits
 
 
 class Window(NamedTuple):
@@ -46,12 +45,17 @@ def _kernel(name: str, dtype: np.dtype, source: np.dtype, vector: int, window: W
 _BARE = Window((1, 1), (1, 1), (1, 1))
 
 
+def _bits(a: Any) -> Any:
+    """Halves as integers, which CuPy copies and fills whatever they mean."""
+    return a.view(np.uint16) if a.dtype.itemsize == 2 else a
+
+
 def _run(kernel: Kernel, threads: int, *arguments: Any) -> None:
     kernel((ceil_div(threads, THREADS), 1), (THREADS, 1), *arguments)
 
 
 class _Shape:
-    """The sizes of a convolution: images (n, c, h, w), results (n, o, u, v), and k rows of columns in each group."""
+    """The sizes of a convolution: images (n, c, h, w), results (n, o, u, v), and the rows of columns in a group: k count."""
 
     def __init__(self, x: tuple, y: tuple, kernel: tuple, stride: tuple, low: tuple, dilation: tuple, groups: int) -> None:
         self.n, self.c, self.h, self.w = x
@@ -60,33 +64,44 @@ class _Shape:
         self.k = self.c // groups * kernel[0] * kernel[1]
         self.area = self.u * self.v
         self.bare = self.window == _BARE and low == (0, 0) and (self.h, self.w) == (self.u, self.v)
+        # Products read 16 bytes at a time where rows allow it: rows of 0 make the number of rows a multiple of 8.
+        self.rows = ceil_div(self.k, 8) * 8 if groups == 1 and not self.bare else self.k
         self.sizes = (self.c, self.h, self.w, self.u, self.v, *low)
 
     def fits(self) -> bool:
         """True where one image has few enough numbers for the kernels' indices, and a window few enough taps."""
         taps = self.window.kernel[0] * self.window.kernel[1]
-        return taps <= _MOST_TAPS and 0 < max(self.c * taps * self.area, self.c * self.h * self.w, self.o * self.area) < _MOST
+        return taps <= _MOST_TAPS and max(self.most(), self.o * self.rows) <= LONGEST
 
-    def chunks(self, itemsize: int, chunk: int = 0) -> Iterator[slice]:
+    def most(self) -> int:
+        """The most numbers that one image takes in any form."""
+        return max(self.groups * self.rows * self.area, self.c * self.h * self.w, self.o * self.area)
+
+    def chunks(self, itemsize: int) -> Iterator[slice]:
         """Runs of images, about equally long, whose columns take a chunk of memory."""
-        each = max(self.groups * self.k, self.o) * self.area
-        most = max(1, min((chunk or CHUNK) // (each * itemsize), (_MOST - 1) // each))
+        each = self.groups * self.rows * self.area * itemsize
+        most = max(1, min(CHUNK // each, LONGEST // self.most()))
         step = ceil_div(self.n, ceil_div(self.n, most))
         for start in range(0, self.n, step):
             yield slice(start, min(start + step, self.n))
 
     def spread(self, xp: Any, x: Any, memory: Any, across: bool = False) -> Any:
-        """The columns of images x, (n, groups, k, area), or (groups, k, n area) where they lie `across` images; in `memory`."""
+        """The columns of images x, (n, groups, rows, area), or (groups, rows, n area) where they lie `across` images."""
         count = x.shape[0]
         if self.bare and not across:
             return x.reshape(count, self.groups, self.k, self.area)
-        image, row = (self.area, count * self.area) if across else (self.groups * self.k * self.area, self.area)
-        out = memory[: count * self.groups * self.k * self.area]
+        out = memory[: count * self.groups * self.rows * self.area]
+        if across:
+            image, row, matrices = self.area, count * self.area, out.reshape(self.groups, self.rows, -1)
+        else:
+            image, row, matrices = self.groups * self.rows * self.area, self.area, out.reshape(count, self.groups, self.rows, -1)
+        if self.rows != self.k:
+            _bits(matrices)[..., self.k :, :] = 0
         vector = 16 // x.dtype.itemsize
         vector = vector if self.v % vector == 0 and aligned(xp, out) else 1
         threads = count * self.c * self.area // vector
         _run(_kernel("conv_columns", x.dtype, x.dtype, vector, self.window), threads, x, out, image, row, threads, *self.sizes)
-        return out.reshape((self.groups, self.k, -1) if across else (count, self.groups, self.k, self.area))
+        return matrices
 
     def fold(self, xp: Any, columns: Any, bias: Any, x: Any) -> None:
         """Add columns up into images x, and a bias."""
@@ -94,7 +109,16 @@ class _Shape:
         _run(kernel, x.size, columns, bias, x, x.size, *self.sizes)
 
     def memory(self, xp: Any, dtype: np.dtype, chunks: list[slice]) -> Any:
-        return xp.empty((chunks[0].stop - chunks[0].start) * self.groups * self.k * self.area, dtype)
+        return xp.empty((chunks[0].stop - chunks[0].start) * self.groups * self.rows * self.area, dtype)
+
+    def weight(self, xp: Any, w: Any) -> Any:
+        """The weight as one matrix per group, (groups, outputs, rows)."""
+        w = w.reshape(self.groups, -1, self.k)
+        if self.rows == self.k:
+            return w
+        out = xp.zeros((*w.shape[:-1], self.rows), w.dtype)
+        _bits(out)[..., : self.k] = _bits(w)
+        return out
 
 
 def _ready(xp: Any, shape: _Shape, *arrays: Any) -> np.dtype | None:
@@ -129,11 +153,16 @@ def convolve(
         return None
     x, w, b = contiguous(xp, x, w, b)
     y, chunks = xp.empty((shape.n, shape.o, *count), x.dtype), list(shape.chunks(x.dtype.itemsize))
-    weight = _single(w.reshape(groups, shape.o // groups, shape.k))
+    weight, level = _single(shape.weight(xp, w)), None
     memory = None if shape.bare else shape.memory(xp, x.dtype, chunks)
+    if b is not None and groups == 1:
+        level = xp.empty((shape.o, shape.area), x.dtype)
+        _bits(level)[...] = _bits(b).reshape(-1, 1)
     for part in chunks:
         columns, target = shape.spread(xp, x[part], memory), y[part]
         own = _single(target.reshape(-1, groups, shape.o // groups, shape.area))
+        if level is not None and gemm.with_shared(xp, weight, _single(columns), level, own):
+            continue
         if b is None or real == x.dtype:
             gemm.matmul(xp, weight, _single(columns), out=own)
             source = target
@@ -154,8 +183,8 @@ def transpose(
     if real is None:
         return None
     if stride == (1, 1) and o < c:  # the columns of y take less memory than those of x
-        turned = w.reshape(groups, o, c, *kernel).swapaxes(1, 2)[..., ::-1, ::-1]
-        w = xp.ascontiguousarray(turned).reshape(groups * c, o, *kernel)
+        turned = _bits(w).reshape(groups, o, c, *kernel).swapaxes(1, 2)[..., ::-1, ::-1]
+        w = xp.ascontiguousarray(turned).view(w.dtype).reshape(groups * c, o, *kernel)
         low = tuple((k - 1) * d - p for k, d, p in zip(kernel, dilation, low))
         return convolve(xp, y, w, b, count=size, stride=stride, low=low, dilation=dilation, groups=groups)
     y, w, b = contiguous(xp, y, w, b)
@@ -181,7 +210,7 @@ def weigh(xp: Any, x: Any, y: Any, *, kernel: tuple, stride: tuple, low: tuple, 
     o, chunks = shape.o // groups, list(shape.chunks(x.dtype.itemsize))
     across = shape.k > shape.area
     memory = shape.memory(xp, x.dtype, chunks)
-    parts = xp.empty((len(chunks) if across else shape.n, groups, o, shape.k), real)
+    parts = xp.empty((len(chunks) if across else shape.n, groups, o, shape.rows), real)
     for i, part in enumerate(chunks):
         columns, g = shape.spread(xp, x[part], memory, across), y[part].reshape(-1, groups, o, shape.area)
         if across:
@@ -189,6 +218,6 @@ def weigh(xp: Any, x: Any, y: Any, *, kernel: tuple, stride: tuple, low: tuple, 
         else:
             target = parts[part]
         gemm.matmul(xp, _single(g), _single(columns.swapaxes(-1, -2)), real, out=_single(target))
-    total = reduce_columns(xp, parts, groups * o * shape.k, x.dtype)
-    return None if total is None else total.reshape(shape.o, shape.c // groups, *kernel)
+    total = reduce_columns(xp, parts, groups * o * shape.rows, x.dtype)
+    return straight(xp, total.reshape(shape.o, shape.rows)[:, : shape.k]).reshape(shape.o, shape.c // groups, *kernel)
 

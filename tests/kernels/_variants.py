@@ -73,7 +73,7 @@ def _images(dtype, vector: int) -> Iterator[tuple[str, Kernel]]:
     window = conv.Window((3, 3), (1, 1), (1, 1))
     for name in ("conv_columns", "conv_images", "conv_bias"):
         yield f"{name}, 3 x 3, {where}", conv._kernel(name, dtype, dtype if name == "conv_columns" else real, vector, window)
-    for name in ("batch_moments", "batch_moments_finish", "batch_norm_forward", "batch_sums", "batch_norm_backward"):
+    for name in batch_norm._SIGNATURES:
         yield f"{name}, {where}", batch_norm._kernel(name, dtype, dtype, vector, int(name == "batch_sums"))
     for name in ("max_pool_forward", "max_pool_backward"):
         yield f"{name}, 2 x 2, {where}", pool._kernel(name, dtype, vector, ((2, 2, 1, 0), (2, 2, 1, 0)))

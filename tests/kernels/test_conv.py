@@ -128,7 +128,7 @@ def net(x, w, b, scale, bias):
 
 
 SHAPES = ((3, 3, 7, 8), (5, 3, 3, 3), (5,), (5,), (5,))
-FORWARD = {"conv_columns", "conv_bias", "batch_moments", "batch_moments_finish", "batch_norm_forward", "max_pool_forward"}
+FORWARD = {"conv_columns", "batch_moments", "batch_moments_finish", "batch_norm_forward", "max_pool_forward"}
 BACKWARD = {"max_pool_backward", "batch_norm_backward", "batch_sums", "columns_finish", "conv_columns", "conv_images",
             "columns_reduce"}  # fmt: skip
 
