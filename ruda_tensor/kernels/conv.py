@@ -20,6 +20,7 @@ from .launch import Kernel
 
 THREADS = 256
 CHUNK = 128 << 20  # bytes of columns: launches cost more than what smaller ones save by staying in the cache
+ACROSS = 1.0  # rows of columns per position from which a weight's gradient is added up over images by the product
 _MOST_TAPS = 64  # which the kernels write out
 
 
@@ -208,7 +209,7 @@ def weigh(xp: Any, x: Any, y: Any, *, kernel: tuple, stride: tuple, low: tuple, 
         return None
     x, y = contiguous(xp, x, y)
     o, chunks = shape.o // groups, list(shape.chunks(x.dtype.itemsize))
-    across = shape.k > shape.area
+    across = shape.k > ACROSS * shape.area
     memory = shape.memory(xp, x.dtype, chunks)
     parts = xp.empty((len(chunks) if across else shape.n, groups, o, shape.rows), real)
     for i, part in enumerate(chunks):
