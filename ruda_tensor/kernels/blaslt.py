@@ -236,7 +236,10 @@ class Operand(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """`batch` products x @ y of m rows, n columns, over k, in row-major order; `added` where a matrix is added to them."""
+    """`batch` products x @ y of m rows, n columns, over k, in row-major order.
+
+    `added`: whether matrices are added to them, or "shared" where it is one that all of the batch share.
+    """
 
     m: int
     n: int
@@ -248,7 +251,7 @@ class Problem(NamedTuple):
     out_dtype: np.dtype
     compute: int
     epilogue: str
-    added: bool
+    added: bool | str
     alignment: int
 
 
@@ -274,17 +277,18 @@ class Plan:
         a = self._layout(kind, p.n, p.k, p.y)
         b = self._layout(kind, p.k, p.m, p.x)
         d = self._layout(out_kind, p.n, p.m, Operand(False, p.n, p.m * p.n))
+        c = self._layout(out_kind, p.n, p.m, Operand(False, p.n, 0)) if p.added == "shared" else d
         if aux:
             self._describe(_AUX_LEAD, c_int64(p.n))
         self._point(bias, aux)  # the heuristic looks at their alignment
         self.heuristic = Heuristic()
-        self.found = self._choose(owner, a, b, d)
+        self.found = self._choose(owner, a, b, c, d)
         self.pointers = tuple([c_void_p() for _ in range(6)])
         x_at, y_at, c_at, d_at, workspace, stream = self.pointers
         one, zero = (c_void_p(addressof(v)) for v in self.numbers)
         algorithm = c_void_p(addressof(self.heuristic))
         self.arguments = (
-            handle_of(owner), self.description, one, y_at, a, x_at, b, zero, c_at, d, d_at, d, algorithm, workspace,
+            handle_of(owner), self.description, one, y_at, a, x_at, b, zero, c_at, c, d_at, d, algorithm, workspace,
             c_size_t(WORKSPACE), stream,
         )  # fmt: skip
         self.start = owner.functions["cublasLtMatmul"]
@@ -319,7 +323,7 @@ class Plan:
             self._describe(_AUX, c_uint64(aux))
         self.bias, self.aux = bias, aux
 
-    def _choose(self, owner: Machine, a: c_void_p, b: c_void_p, d: c_void_p) -> bool:
+    def _choose(self, owner: Machine, a: c_void_p, b: c_void_p, c: c_void_p, d: c_void_p) -> bool:
         """Ask for the best algorithm; False where there is none for this product and epilogue."""
         preference = self._create("cublasLtMatmulPreference")
         wishes = [(_MOST_WORKSPACE, c_uint64(WORKSPACE)), (_REDUCTIONS, c_uint32(_IN_COMPUTE_TYPE))]
@@ -328,7 +332,7 @@ class Plan:
             self._set("cublasLtMatmulPreference", preference, attribute, value)
         count = c_int(0)
         status = self.functions["cublasLtMatmulAlgoGetHeuristic"](
-            handle_of(owner), self.description, a, b, d, d, preference, 1, byref(self.heuristic), byref(count)
+            handle_of(owner), self.description, a, b, c, d, preference, 1, byref(self.heuristic), byref(count)
         )
         return status == 0 and count.value > 0 and self.heuristic.state == 0
 

@@ -125,7 +125,7 @@ class _Recipe:
     __slots__ = ("shape", "problem", "plan", "copies", "batch", "empty")
 
     def __init__(
-        self, owner: Machine | None, xp: Any, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int,
+        self, owner: Machine | None, xp: Any, x: Any, y: Any, dtype: Any, epilogue: str, added: bool | str, low: int,
         bias: int, aux: int,
     ) -> None:  # fmt: skip
         self.batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
@@ -139,7 +139,8 @@ class _Recipe:
         second, b = operand(xp, y, self.batch)
         self.copies = first is not x, second is not y
         count = math.prod(self.batch)
-        if count > 1 and b.stride == 0 and not a.transposed and a.stride == m * a.lead:
+        alike = b.stride == 0 and not a.transposed and a.stride == m * a.lead
+        if count > 1 and alike and added != "shared":
             m, count, a = m * count, 1, Operand(False, a.lead, 0)
         compute = COMPUTE_64F if x.dtype == FLOAT64 else COMPUTE_TF32 if x.dtype == FLOAT32 and _tf32.get() else COMPUTE_32F
         self.problem = Problem(m, n, k, count, a, b, x.dtype, dtype, compute, epilogue, added, (low & -low) or 16)
@@ -157,7 +158,7 @@ _recipes = _Recipes()
 
 
 def _recipe(
-    owner: Machine | None, xp: Any, device: int, x: Any, y: Any, dtype: Any, epilogue: str, added: bool, low: int,
+    owner: Machine | None, xp: Any, device: int, x: Any, y: Any, dtype: Any, epilogue: str, added: bool | str, low: int,
     bias: int = 0, aux: int = 0,
 ) -> _Recipe:  # fmt: skip
     known, x_dtype = _recipes.known, x.dtype
@@ -171,24 +172,28 @@ def _recipe(
     return found
 
 
-def matmul(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
-    """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves."""
-    if x.dtype is FLOAT32 and (small := small_product.product(xp, x, y)) is not None:
+def matmul(xp: Any, x: Any, y: Any, dtype: Any = None, out: Any = None) -> Any:
+    """Return x @ y of arrays, floating and with at least 2 axes, in `dtype`: theirs, or float32 of halves.
+
+    `out`, in row-major order and of that shape and dtype, is where it is written.
+    """
+    if x.dtype is FLOAT32 and out is None and (small := small_product.product(xp, x, y)) is not None:
         return small
     owner = machine(xp)
-    if owner is None:
-        return _without(xp, x, y, x.dtype if dtype is None else dtype)
     if dtype is None:
         dtype = x.dtype
+    if owner is None:
+        return _without(xp, x, y, dtype, out)
     a, b, device = owner.address(x), owner.address(y), owner.device()
-    recipe = _recipe(owner, xp, device, x, y, dtype, "none", False, a | b)
+    recipe = _recipe(owner, xp, device, x, y, dtype, "none", False, a | b if out is None else a | b | owner.address(out))
     plan = recipe.plan
     if plan is None:
-        return _without(xp, x, y, dtype)
+        return _without(xp, x, y, dtype, out)
     if True in recipe.copies:
         x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
         a, b = owner.address(x), owner.address(y)
-    out = owner.empty(recipe.shape, dtype)
+    if out is None:
+        out = owner.empty(recipe.shape, dtype)
     to, stream = owner.address(out), owner.stream()
     plan.run(a, b, to, to, workspace_of(owner, device, stream), stream)
     return out
@@ -199,13 +204,15 @@ def multiply(xp: Any, x: Any, y: Any) -> Any:
     return xp.matmul(x, y) if xp is np else matmul(xp, x, y)
 
 
-def _without(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
+def _without(xp: Any, x: Any, y: Any, dtype: Any, out: Any = None) -> Any:
     """The product where cuBLASLt cannot make it: nothing to add up, no library, or no algorithm."""
     recipe = _recipe(None, xp, 0, x, y, dtype, "none", False, 0)
     if recipe.empty:
-        return xp.zeros(recipe.shape, dtype)
+        out = xp.empty(recipe.shape, dtype) if out is None else out
+        out[...] = 0
+        return out
     assert recipe.problem is not None
-    out = xp.empty(recipe.shape, dtype)
+    out = xp.empty(recipe.shape, dtype) if out is None else out
     x, y = (operand(xp, t, recipe.batch)[0] for t in (x, y))
     cublas.multiply(xp, recipe.problem, x, y, out)
     return out
@@ -277,3 +284,18 @@ def affine_gelu(xp: Any, x: Any, w: Any, bias: Any = None) -> Any:
 def accumulate(xp: Any, x: Any, y: Any, total: Any) -> bool:
     """Add x @ y to `total` in place, in one rounding; False where nothing was done."""
     return _fits(x.dtype, total) and _extended(xp, x, y, "none", added=total, out=total) is not None
+
+
+def with_shared(xp: Any, x: Any, y: Any, added: Any, out: Any) -> bool:
+    """Write x @ y + added to `out`, for one matrix `added` that all of the batch share; False where nothing was done."""
+    owner = machine(xp)
+    if owner is None or not fused() or not _fits(out.dtype, added, out):
+        return False
+    a, b, c, to, device = *(owner.address(t) for t in (x, y, added, out)), owner.device()
+    recipe = _recipe(owner, xp, device, x, y, out.dtype, "none", "shared", a | b | c | to)
+    plan = recipe.plan
+    if plan is None or True in recipe.copies:
+        return False
+    stream = owner.stream()
+    plan.run(a, b, c, to, workspace_of(owner, device, stream), stream)
+    return True

@@ -1,4 +1,4 @@
-"""Sums, means and extremes over the leading axes or over the last ones, which read half types as they are."""
+"""Sums, means and extremes over the leading axes or over the last ones, which read half types as they are; sums of channels."""
 from __future__ import annotations
 
 import functools
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOATING, HALF
+from .batch_norm import channel_sums, long_enough
 from .columns import OPERATIONS, reduce_columns
 from .gate import CTYPES, LONGEST, MOST_BLOCKS, ceil_div, contiguous, opened, vector_of
 from .launch import Kernel
@@ -18,12 +19,14 @@ _WIDEST = 256  # threads on one row
 
 
 def takes(x: Any, axis: tuple[int, ...], kind: str) -> bool:
-    """True where the kernels are the quicker way: over leading axes, or half types over the last ones.
+    """True where the kernels are the quicker way: over leading axes, half types over the last ones, sums of channels.
 
     CuPy's own reductions are as fast as a copy over the last axes in float32 alone.
     """
     if not 0 < len(axis) < x.ndim or x.dtype not in FLOATING:
         return False
+    if _all_but_channels(x, axis):
+        return kind == "sum" and long_enough(x)
     if axis == tuple(range(len(axis))):
         return math.prod(x.shape[len(axis) :]) >= NARROW
     if x.dtype not in HALF or axis != tuple(range(x.ndim - len(axis), x.ndim)):
@@ -32,10 +35,16 @@ def takes(x: Any, axis: tuple[int, ...], kind: str) -> bool:
     return SHORT <= n <= LONGEST and x.size >= FEW * n
 
 
+def _all_but_channels(x: Any, axis: tuple[int, ...]) -> bool:
+    return x.ndim > 2 and axis == (0, *range(2, x.ndim))
+
+
 def reduce(xp: Any, x: Any, axis: tuple[int, ...], kind: str) -> Any:
     """The "sum", "mean", "max" or "min" over `axis`, without that; None where the gate is shut or these are other axes."""
     if not takes(x, axis, kind):
         return None
+    if _all_but_channels(x, axis):
+        return channel_sums(xp, x)
     leading = axis[0] == 0
     rest = x.shape[len(axis) :] if leading else x.shape[: x.ndim - len(axis)]
     kept = math.prod(rest)

@@ -7,10 +7,12 @@ With stride s, dilation d and low padding p, per group,
 """
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ..dtypes import HALF, promote_types
-from ..operation import Primitive, apply
+from ..kernels import conv as kernels
+from ..operation import Primitive, apply, round_to, widen
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._convolve import convolve, transpose, weigh
@@ -26,41 +28,88 @@ def _settings(stride: tuple, low: tuple, dilation: tuple, groups: int) -> dict[s
     return {"stride": stride, "low": low, "dilation": dilation, "groups": groups}
 
 
-_convolve_op = Primitive(
-    "conv2d",
-    convolve,
-    memory_bound=False,
-    dx=lambda g, w, x_shape, stride, low, dilation, groups: apply(
-        _transpose_op, (g, w, None), {"size": x_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-    dw=lambda g, x, w_shape, stride, low, dilation, groups: apply(
-        _weigh_op, (x, g), {"kernel": w_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-    db=lambda g: sum_(g, axis=(0, 2, 3)),
-)
-_transpose_op = Primitive(
-    "conv_transpose2d",
-    transpose,
-    memory_bound=False,
-    dy=lambda g, w, y_shape, stride, low, dilation, groups: apply(
-        _convolve_op, (g, w, None), {"count": y_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-    dw=lambda g, y, w_shape, stride, low, dilation, groups: apply(
-        _weigh_op, (g, y), {"kernel": w_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-    db=lambda g: sum_(g, axis=(0, 2, 3)),
-)
-_weigh_op = Primitive(
-    "conv2d_weight",
-    weigh,
-    memory_bound=False,
-    dx=lambda g, y, x_shape, stride, low, dilation, groups: apply(
-        _transpose_op, (y, g, None), {"size": x_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-    dy=lambda g, x, y_shape, stride, low, dilation, groups: apply(
-        _convolve_op, (x, g, None), {"count": y_shape[2:], **_settings(stride, low, dilation, groups)}
-    ),
-)
+class _Trio(NamedTuple):
+    """A convolution, its adjoint in x, and its adjoint in the weight."""
+
+    convolve: Primitive
+    transpose: Primitive
+    weigh: Primitive
+
+
+def _trio(half: str, forwards: tuple) -> _Trio:
+    """The three primitives, whose rules name each other."""
+    convolution, transposed, weighing = forwards
+    trio: list[Primitive] = []
+    trio += [
+        Primitive(
+            "conv2d", convolution, half=half, memory_bound=False,
+            dx=lambda g, w, x_shape, stride, low, dilation, groups: apply(
+                trio[1], (g, w, None), {"size": x_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+            dw=lambda g, x, w_shape, stride, low, dilation, groups: apply(
+                trio[2], (x, g), {"kernel": w_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+            db=lambda g: sum_(g, axis=(0, 2, 3)),
+        ),
+        Primitive(
+            "conv_transpose2d", transposed, half=half, memory_bound=False,
+            dy=lambda g, w, y_shape, stride, low, dilation, groups: apply(
+                trio[0], (g, w, None), {"count": y_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+            dw=lambda g, y, w_shape, stride, low, dilation, groups: apply(
+                trio[2], (g, y), {"kernel": w_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+            db=lambda g: sum_(g, axis=(0, 2, 3)),
+        ),
+        Primitive(
+            "conv2d_weight", weighing, half=half, memory_bound=False,
+            dx=lambda g, y, x_shape, stride, low, dilation, groups: apply(
+                trio[1], (y, g, None), {"size": x_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+            dy=lambda g, x, y_shape, stride, low, dilation, groups: apply(
+                trio[0], (x, g, None), {"count": y_shape[2:], **_settings(stride, low, dilation, groups)}
+            ),
+        ),
+    ]  # fmt: skip
+    return _Trio(*trio)
+
+
+def _or_plain(found: Any, plain: Callable, xp: Any, arrays: list, **static: Any) -> Any:
+    """What a kernel found, or the plain body's result, of halves widened and rounded once."""
+    if found is not None:
+        return found
+    arrays, dtype = widen(arrays)
+    out = plain(xp, *arrays, **static)
+    return out if dtype is None else round_to(out, dtype)
+
+
+def _stored_convolve(
+    xp: Any, x: Any, w: Any, b: Any, *, count: tuple, stride: tuple, low: tuple, dilation: tuple, groups: int
+) -> Any:
+    static = {"count": count, **_settings(stride, low, dilation, groups)}
+    return _or_plain(kernels.convolve(xp, x, w, b, **static), convolve, xp, [x, w, b], **static)
+
+
+def _stored_transpose(
+    xp: Any, y: Any, w: Any, b: Any, *, size: tuple, stride: tuple, low: tuple, dilation: tuple, groups: int
+) -> Any:
+    static = {"size": size, **_settings(stride, low, dilation, groups)}
+    return _or_plain(kernels.transpose(xp, y, w, b, **static), transpose, xp, [y, w, b], **static)
+
+
+def _stored_weigh(
+    xp: Any, x: Any, y: Any, *, kernel: tuple, stride: tuple, low: tuple, dilation: tuple, groups: int
+) -> Any:
+    static = {"kernel": kernel, **_settings(stride, low, dilation, groups)}
+    return _or_plain(kernels.weigh(xp, x, y, **static), weigh, xp, [x, y], **static)
+
+
+_plain = _trio("compute", (convolve, transpose, weigh))
+_stored = _trio("storage", (_stored_convolve, _stored_transpose, _stored_weigh))  # where kernels read halves as they are
+
+
+def _ops(x: Tensor) -> _Trio:
+    return _stored if x.device.launches else _plain
 
 
 def _inputs(name: str, x: Any, weight: Any, bias: Any, spatial: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -135,7 +184,7 @@ def _conv(
         y = reshape(y, (*y.shape[:2], *count))
         y = y if b is None else y + reshape(b, (b.size, 1, 1))
     else:
-        y = apply(_convolve_op, (x, w, b), {"count": count, **_settings(stride, low, dilation, groups)})
+        y = apply(_ops(x).convolve, (x, w, b), {"count": count, **_settings(stride, low, dilation, groups)})
     return squeeze(y, axis=2) if ndim == 1 else y
 
 
@@ -229,4 +278,4 @@ def conv_transpose2d(
     )
     if min(size) < 1:
         raise ValueError(f"{name}: x of shape {x.shape} with padding={padding!r} gives an empty image {size}; pad less")
-    return apply(_transpose_op, (x, weight, bias), {"size": size, **_settings(stride, low, dilation, groups)})
+    return apply(_ops(x).transpose, (x, weight, bias), {"size": size, **_settings(stride, low, dilation, groups)})

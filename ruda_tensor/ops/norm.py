@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 
 from ..dtypes import FLOAT32, FLOATING, HALF
+from ..kernels import batch_norm as channels
 from ..kernels import norms
 from ..operation import Composite, Fused, call
 from ..tensor import Tensor
@@ -70,7 +71,10 @@ _rms_norm = Composite(
     "rms_norm", _rms_expression, rms_forward, rms_backward, keeps="x weight",
     fused=Fused(_SOURCES, norms.rms_forward, norms.rms_backward, adds=True),
 )  # fmt: skip
-_batch_norm = Composite("batch_norm", _batch_expression, batch_forward, batch_backward, keeps="x weight m shift")
+_batch_norm = Composite(
+    "batch_norm", _batch_expression, batch_forward, batch_backward, keeps="x weight m shift",
+    fused=Fused("batch_norm.cu columns_finish.cu", channels.forward, channels.backward),
+)  # fmt: skip
 
 
 def _column(w: Tensor | None, trailing: int) -> Tensor | None:
@@ -217,13 +221,24 @@ def batch_norm(
         raise ValueError(f"{name}: x of shape {x.shape} has one value per channel, and no variance; use a larger batch")
     merged = reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
     with x.device.guard():
-        data = merged._data.astype(FLOAT32) if x.dtype in HALF else merged._data
-        moments = [Tensor._wrap(a, x.device) for a in channel_moments(x.device.xp, data)]
+        moments = [Tensor._wrap(a, x.device) for a in _moments(x.device.xp, merged._data)]
     y = reshape(call(_batch_norm, (merged, weight, bias, *moments), {"eps": eps}), x.shape)
     if old[0] is None or old[1] is None or count == 0:
         return y, old[0], old[1]
+    with x.device.guard():
+        m, shift, variance = (a._data for a in moments)
+        rest = (old[0]._data, old[1]._data), momentum, count / (count - 1)
+        found = channels.running(x.device.xp, m, shift, variance, *rest)
+    if found is not None:
+        return y, Tensor._wrap(found[0], x.device), Tensor._wrap(found[1], x.device)
     mean, unbiased = moments[0] + moments[1], moments[2] * (count / (count - 1))
     return y, _blend(old[0], mean, momentum), _blend(old[1], unbiased, momentum)
+
+
+def _moments(xp: Any, x: Any) -> tuple:
+    """The mean, in two parts, and the biased variance of each channel of (N, C, L), in float32 or wider."""
+    found = channels.moments(xp, x)
+    return channel_moments(xp, x.astype(FLOAT32) if x.dtype in HALF else x) if found is None else found
 
 
 def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..creation import asarray
-from ..dtypes import BOOL, FLOATING, INT8, INT32
-from ..operation import Primitive, apply
+from ..dtypes import BOOL, FLOATING, INT8, INT32, UINT8
+from ..kernels import pool as kernels
+from ..operation import Composite, Fused, Primitive, apply, call
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._numerics import single
@@ -133,6 +134,52 @@ _spread = Primitive(
 )
 
 
+def _taps2(size: tuple, counts: tuple, windows: tuple) -> Iterator[tuple]:
+    """Yield (number of the tap in row-major order, outputs that it reaches, inputs that it reads) over two axes."""
+    (kernel, stride, dilation, low), columns = windows
+    for i in range(kernel):
+        to, of = meet(size[0], counts[0], i * dilation - low, stride)
+        for j in range(columns[0]):
+            to_columns, of_columns = meet(size[1], counts[1], j * columns[2] - columns[3], columns[1])
+            yield i * columns[0] + j, (..., to, to_columns), (..., of, of_columns)
+
+
+_NOBODY = 255  # no tap has won yet
+
+
+def _max2_expression(x: Tensor, *, windows: tuple, counts: tuple, size: tuple) -> Tensor:
+    y = single(x)
+    for back in (1, 2):
+        y = apply(_max, (y,), {"axis": x.ndim - back, "window": windows[-back], "count": counts[-back]})
+    return cast(y, x.dtype)
+
+
+def _max2_forward(xp: Any, x: Any, *, windows: tuple, counts: tuple, size: tuple) -> tuple:
+    """The largest numbers, and the taps that won; a NaN wins."""
+    shape = (*x.shape[:-2], *counts)
+    out, taps = xp.full(shape, _lowest(x.dtype), x.dtype), xp.full(shape, _NOBODY, UINT8)
+    for tap, to, of in _taps2(size, counts, windows):
+        value, best = x[of], out[to]
+        wins = (value > best) | (taps[to] == _NOBODY) | ((value != value) & (best == best))
+        out[to] = xp.where(wins, value, best)
+        taps[to] = xp.where(wins, UINT8.type(tap), taps[to])
+    return out, taps
+
+
+def _max2_backward(xp: Any, g: Any, taps: Any, *, needs: tuple, windows: tuple, counts: tuple, size: tuple) -> tuple:
+    x = xp.zeros((*g.shape[:-2], *size), g.dtype)
+    for tap, to, of in _taps2(size, counts, windows):
+        x[of] += masked(xp, g[to], taps[to] == tap)
+    return (x,)
+
+
+# Both axes at once where there are kernels: it keeps a byte per window in the place of x and two results.
+_max2 = Composite(
+    "max_pool2d", _max2_expression, _max2_forward, _max2_backward, keeps="",
+    fused=Fused("pool.cu", kernels.max_forward, kernels.max_backward),
+)  # fmt: skip
+
+
 def _windows(
     name: str, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, axes: int
 ) -> list[tuple[int, tuple, int]]:
@@ -162,6 +209,10 @@ def _max_pool(
 ) -> Tensor:
     x = as_tensor(x, None, name)
     windows = _windows(name, x, kernel, stride, padding, dilation, ceil, axes)
+    if axes == 2 and x.device.launches and x.dtype in FLOATING:
+        (_, across, v), (_, along, u) = windows
+        if across[0] * along[0] <= kernels.MOST_TAPS:
+            return call(_max2, (x,), {"windows": (along, across), "counts": (u, v), "size": x.shape[-2:]})
     y = single(x)
     for axis, window, count in windows:
         y = apply(_max, (y,), {"axis": axis, "window": window, "count": count})

@@ -7,12 +7,15 @@ from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ruda_tensor.kernels import (
     attention,
     attention_hopper,
+    batch_norm,
     columns,
+    conv,
     copies,
     cross_entropy,
     norms,
     optimizer,
     pointwise,
+    pool,
     reductions,
     rotary,
     segments,
@@ -62,6 +65,19 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
                 yield f"{name}, {where}", attention._backward(name, dtype, d, True, table[d])
             yield from _hopper(dtype, d, where)
     yield from _copies()
+    for dtype, vector in ((FLOAT32, 4), (BFLOAT16, 8), (FLOAT32, 1)):
+        yield from _images(dtype, vector)
+
+
+def _images(dtype, vector: int) -> Iterator[tuple[str, Kernel]]:
+    where, real = f"{dtype} by {vector}", FLOAT32
+    window = conv.Window((3, 3), (1, 1), (1, 1))
+    for name in ("conv_columns", "conv_images", "conv_bias"):
+        yield f"{name}, 3 x 3, {where}", conv._kernel(name, dtype, dtype if name == "conv_columns" else real, vector, window)
+    for name in batch_norm._SIGNATURES:
+        yield f"{name}, {where}", batch_norm._kernel(name, dtype, dtype, vector, int(name == "batch_sums"))
+    for name in ("max_pool_forward", "max_pool_backward"):
+        yield f"{name}, 2 x 2, {where}", pool._kernel(name, dtype, vector, ((2, 2, 1, 0), (2, 2, 1, 0)))
 
 
 def _hopper(dtype, d: int, where: str) -> Iterator[tuple[str, Kernel]]:
