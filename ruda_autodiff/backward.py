@@ -7,7 +7,6 @@ its rules have run, so what it kept dies during the walk.
 """
 from __future__ import annotations
 
-from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any
 
@@ -24,7 +23,6 @@ from .gradients import Gradients
 from .tape import Node, _Setting, mode
 
 _wrap = Tensor._wrap
-_HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
 @rt.fuse
@@ -220,7 +218,7 @@ class Walk:
             )
         (kept, extras), static = node.kept
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
-        with device.guard() if device.guarded else _HERE:
+        with device.entered():
             result, fused = None, op.fused if device.launches else None
             spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
             if spend:

@@ -20,8 +20,8 @@ from ruda_tensor.kernels.optimizer import (
     Entry,
     Numbers,
     Shape,
-    accepts,
     adam_numbers,
+    fits,
     gradient_report,
     sgd_numbers,
     takes,
@@ -97,8 +97,7 @@ def numbers_of(rule: Any, lr: float, time: int, unscale: float = 1.0) -> Numbers
         numbers = sgd_numbers(lr, time, c.momentum, c.dampening, c.weight_decay, unscale)
     else:
         numbers = adam_numbers(lr, time, c.betas, c.eps, c.weight_decay, rule.decoupled, unscale)
-    fits = all(abs(x) <= _LARGEST for x in vars(numbers).values())
-    return numbers if fits else None
+    return numbers if all(abs(x) <= _LARGEST for x in numbers) else None
 
 
 def first_state(rule: Any, xp: Any, p: Any) -> dict[str, Any]:
@@ -116,29 +115,37 @@ def update_together(
     grouping, parts, batches = optimizer._grouping, {}, {}
     current = recording()
     for key, p in params.items():
-        number = grouping.of(key)
-        if number not in parts:
-            parts[number] = parts_of(grouping.rules[number])
-        part, g = parts[number], chosen[key]._data
-        if part is None or not p.device.launches or not takes(p.device.xp, p.dtype, g.dtype):
+        number, device, stored, g = grouping.of(key), p.device, p._data.dtype, chosen[key]._data
+        kind = number, id(device), stored, g.dtype
+        if kind not in parts:
+            readable = device.launches and takes(device.xp, stored, g.dtype)
+            parts[kind] = parts_of(grouping.rules[number]) if readable else None
+        part = parts[kind]
+        if part is None:
             continue
-        with p.device.guard():
+        with device.entered():
             state = _state(optimizer, p)
             inner = state if part.inner is None else state[part.inner]
-            time, rate = inner["time"] + 1, lr * grouping.scales[number]
-            numbers = numbers_of(part.rule, now(rate), time, part.unscale)
+            kind = number, id(device), inner["time"], real_of(stored)
+            if kind not in batches:
+                numbers = numbers_of(part.rule, now(lr * grouping.scales[number]), inner["time"] + 1, part.unscale)
+                batches[kind] = part, device, numbers, []
+            _, _, numbers, members = batches[kind]
+            if numbers is None:
+                continue
             array, state = own_array(p), own_state(state)
-            g = g if g.flags.c_contiguous else p.device.xp.ascontiguousarray(g)
+            g = g if g.flags.c_contiguous else device.xp.ascontiguousarray(g)
             master = None if part.master is None else state.get(part.master)
             entry = Entry(array, g, master, [inner[name] for name in part.rule.arrays])
-            if numbers is not None and accepts(p.device.xp, entry):
-                kind = number, p.device, time, real_of(p.dtype)
-                batches.setdefault(kind, (numbers, []))[1].append((p, inner, entry))
+            if fits(entry):
+                members.append((p, inner, entry))
     new: dict[str, Param] = {}
-    for (number, device, _, real), (numbers, members) in batches.items():
-        part, counters = parts[number], [inner for _, inner, _ in members]
+    for (number, _, _, real), (part, device, numbers, members) in batches.items():
+        if not members:
+            continue
+        counters = [inner for _, inner, _ in members]
         scale = extra[device][0] if device in extra else part.scale
-        with device.guard():
+        with device.entered():
             place = None
             if current is None:
                 count(counters, 1)
@@ -229,10 +236,10 @@ def norm_together(gradients: list[Tensor]) -> Any:
 
 def _state(optimizer: Any, p: Param) -> dict[str, Any]:
     """Return the state of a parameter, in memory and in the dtype of its own; a new one before the first update."""
-    if p.id in optimizer._places:
-        optimizer._dissolve(optimizer._places[p.id][0])
+    key, states = p.id, optimizer.states
+    if key in optimizer._places:
+        optimizer._dissolve(optimizer._places[key][0])
     optimizer._follow(p)
-    if p.id not in optimizer.states:
-        rule = optimizer._grouping.rules[optimizer._grouping.of(p.id)]
-        optimizer.states[p.id] = first_state(rule, p.device.xp, p._data)
-    return optimizer.states[p.id]
+    if key not in states:
+        states[key] = first_state(optimizer._grouping.rules[optimizer._grouping.of(key)], p.device.xp, p._data)
+    return states[key]

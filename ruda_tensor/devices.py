@@ -12,6 +12,8 @@ from . import backend
 from .dtypes import FLOAT32, INT32, as_dtype, is_floating, is_integer
 from .recording import refuse_while_capturing
 
+_HERE = nullcontext()
+
 
 class Device:
     """A place for tensors. Two devices are equal when they are the same place, whatever their default dtypes.
@@ -53,6 +55,10 @@ class Device:
 
     def guard(self) -> Any:
         return nullcontext()
+
+    def entered(self) -> Any:
+        """`guard()` where operations must run in it: entering one costs as much as a launch."""
+        return self.guard() if self.guarded else _HERE
 
     def put(self, array: np.ndarray) -> Any:
         """Return a host array as an array of this device (itself on the CPU)."""
