@@ -21,6 +21,7 @@ from .sources import cuda_source
 HITS: Counter[str] = Counter()  # launches by the kernel's name, since the process began or `HITS.clear()`
 _CODES = {"P", "q", "Q", "i", "I", "f", "d"}  # pointer, 64-bit, 32-bit, float, double: as in the module struct
 _SHARED_BY_DEFAULT = 48 << 10  # bytes that every kernel may ask for
+_MOST_CALLS = 4096
 _BUFFER_POINTER, _BUFFER_SIZE, _BUFFER_END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 
 
@@ -65,14 +66,30 @@ class Runtime(Protocol):
 
 
 class _Scratch(threading.local):
-    """The buffer that a thread's launches pass to the driver, which copies it before it returns."""
+    """The buffer that a thread's launches pass to the driver, which copies it before it returns.
+
+    `calls` keeps the other arguments of a launch as ctypes passes them, by kernel, grid, block and stream: converting
+    eleven numbers takes as long as the rest of it.
+    """
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(1 << 15)
+        self.view = memoryview(self.buffer).cast("B")
         self.size = ctypes.c_size_t(0)
         self.extra = (ctypes.c_void_p * 5)(
             _BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self.size), _BUFFER_END
         )
+        self.calls: dict[tuple, tuple] = {}
+
+    def call(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], stream: int) -> tuple:
+        """The arguments of cuLaunchKernel, kept for the next time."""
+        pointer, number = ctypes.c_void_p.from_param, ctypes.c_uint.from_param
+        numbers = [number(n) for n in (*grid, 1, *block, 1, handle[1])]
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        made = pointer(handle[0]), *numbers, pointer(stream), None, pointer(ctypes.addressof(self.extra))
+        self.calls[handle[0], grid, block, stream] = made
+        return made
 
 
 class CudaRuntime:
@@ -87,8 +104,7 @@ class CudaRuntime:
         self.stream = cp.cuda.get_current_stream
         self.scratch = _Scratch()
         driver = ctypes.PyDLL("libcuda.so.1")  # keeps the interpreter's lock: a launch is shorter than giving it away
-        self.start = driver.cuLaunchKernel
-        self.start.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self.start = driver.cuLaunchKernel  # without argtypes: see `_Scratch.call`
         self.explain = driver.cuGetErrorName
         self.parameter = getattr(driver, "cuFuncGetParamInfo", None)  # since CUDA 12.4
         self._processors: dict[int, int] = {}
@@ -136,12 +152,12 @@ class CudaRuntime:
         return offset.value
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
-        scratch, lead = self.scratch, handle[2]
-        size = len(arguments)
-        ctypes.memmove(ctypes.byref(scratch.buffer, lead), arguments, size)
-        scratch.size.value = lead + size
-        stream = self.stream().ptr
-        status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, handle[1], stream, None, scratch.extra)
+        scratch, lead, stream = self.scratch, handle[2], self.stream().ptr
+        end = lead + len(arguments)
+        scratch.view[lead:end] = arguments
+        scratch.size.value = end
+        call = scratch.calls.get((handle[0], grid, block, stream)) or scratch.call(handle, grid, block, stream)
+        status = self.start(*call)
         if status == 0:
             return None
         text = ctypes.c_char_p()
