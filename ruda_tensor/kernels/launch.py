@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from .. import backend
 from .sources import cuda_source
 
@@ -64,6 +66,14 @@ class Runtime(Protocol):
         """Give back unused memory, after a launch found none."""
         ...
 
+    def board(self) -> tuple[Any, int]:
+        """Two uint32 in host memory, this thread's own, and where kernels write to them."""
+        ...
+
+    def wait(self) -> None:
+        """Return when what was launched on the current stream is done."""
+        ...
+
 
 class _Scratch(threading.local):
     """The buffer that a thread's launches pass to the driver, which copies it before it returns.
@@ -80,6 +90,7 @@ class _Scratch(threading.local):
             _BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self.size), _BUFFER_END
         )
         self.calls: dict[tuple, tuple] = {}
+        self.board: tuple[Any, int] | None = None
 
     def call(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], stream: int) -> tuple:
         """The arguments of cuLaunchKernel, kept for the next time."""
@@ -143,6 +154,16 @@ class CudaRuntime:
     def free(self) -> None:
         """Give the driver the pool's unused memory back: loading code, or a kernel's stacks, may need it."""
         self.cp.get_default_memory_pool().free_all_blocks()
+
+    def board(self) -> tuple[Any, int]:
+        scratch = self.scratch
+        if scratch.board is None:
+            memory = self.cp.cuda.alloc_pinned_memory(8)  # devices have it at the same address
+            scratch.board = np.frombuffer(memory, np.uint32, 2), memory.ptr
+        return scratch.board
+
+    def wait(self) -> None:
+        self.stream().synchronize()
 
     def lead(self, function: int) -> int:
         """Bytes before the first parameter: where they begin is no multiple of 64, but a tensor map must begin at one."""
