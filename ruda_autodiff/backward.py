@@ -182,9 +182,10 @@ class Walk:
         """The less common nodes: half precision, composites, variadic and custom operations, and anomaly mode."""
         if node.dtype in HALF and isinstance(g, Tensor):
             g = rt.astype(g, node.dtype)
+        anomaly = mode.anomaly
         for parent, gradient in self.pull(node, g):
             if parent is not None and gradient is not None:
-                if mode.anomaly:
+                if anomaly:
                     check_anomaly(node, g, gradient)
                 self.add(parent, gradient)
 
@@ -231,7 +232,8 @@ class Walk:
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
-            return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
+            kind = device.array_type
+            return [None if r is None else _wrap(r if type(r) is kind else device.xp.asarray(r), device) for r in result]
 
     def may_spend(self, op: Composite, kept: list, device: Any) -> dict[str, bool]:
         """{"spend": True} where nobody but this walk, which comes once, can see the kept array that a backward may reuse."""

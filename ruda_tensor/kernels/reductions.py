@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import FLOATING, HALF
 from .columns import OPERATIONS, reduce_columns
 from .gate import CTYPES, LONGEST, MOST_BLOCKS, ceil_div, contiguous, opened, vector_of
-from .launch import Kernel
+from .launch import Kernel, runtime
 
 NARROW, SHORT, FEW = 32, 32, 256  # columns, numbers per row, and rows: fewer leave most threads idle
 _BATCH = 4
@@ -34,7 +34,7 @@ def takes(x: Any, axis: tuple[int, ...], kind: str) -> bool:
 
 def reduce(xp: Any, x: Any, axis: tuple[int, ...], kind: str) -> Any:
     """The "sum", "mean", "max" or "min" over `axis`, without that; None where the gate is shut or these are other axes."""
-    if not takes(x, axis, kind):
+    if runtime(xp) is None or not takes(x, axis, kind):
         return None
     leading = axis[0] == 0
     rest = x.shape[len(axis) :] if leading else x.shape[: x.ndim - len(axis)]

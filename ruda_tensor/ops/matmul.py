@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
-from ..kernels import gemm
+from ..kernels import gemm, reductions
 from ..kernels.host.product import BIASED, LEAST
 from ..kernels.host.product import product as host_product
-from ..operation import Primitive, apply, binary
+from ..operation import Primitive, apply, binary, round_to, widen
 from ..tensor import Tensor
 from ._common import as_tensor, cast, normalize_axes, normalize_axis
 from ._sums import total
-from .reduce import sum as sum_
 from .shape import broadcast_shapes, broadcast_to, expand_dims, moveaxis, permute_dims, reshape
 
 __all__ = ["linear", "matmul", "outer", "tensordot", "vecdot"]
@@ -158,10 +157,18 @@ def affine(xp: Any, x: Any, w: Any, b: Any, residual: Any = None) -> Any:
     return out.astype(x.dtype, copy=False)
 
 
+def _column_sums_forward(xp: Any, x: Any) -> Any:
+    axes = tuple(range(x.ndim - 1))
+    out = reductions.reduce(xp, x, axes, "sum")
+    if out is not None:
+        return out
+    (wide,), dtype = widen([x])
+    out = total(xp, wide, axes, False)
+    return out if dtype is None else round_to(out, dtype)
+
+
 _column_sums = Primitive(
-    "column_sums",
-    lambda xp, x: total(xp, x, tuple(range(x.ndim - 1)), False),
-    dx=lambda g, x_shape: broadcast_to(g, x_shape),
+    "column_sums", _column_sums_forward, half="storage", dx=lambda g, x_shape: broadcast_to(g, x_shape)
 )
 _linear = Primitive(
     "linear",
@@ -171,7 +178,7 @@ _linear = Primitive(
     poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
-    db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))) if g.device.launches else apply(_column_sums, (g,)),
+    db=lambda g: apply(_column_sums, (g,)),
     dresidual=lambda g: g,
 )
 
