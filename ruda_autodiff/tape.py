@@ -180,7 +180,8 @@ def make_leaf(x: Tensor, kind: type[Node] = Node) -> Node:
     node.plan = node.kept = None
     node.parents = ()
     node.age = -_count()
-    node.shape, node.dtype = x.shape, x.dtype
+    data = x._data
+    node.shape, node.dtype = data.shape, data.dtype
     return node
 
 

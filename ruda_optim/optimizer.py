@@ -163,7 +163,7 @@ class Optimizer:
                     p.device.xp, lr * grouping.scales[group], own_array(p), chosen[key]._data,
                     own_state(self.states[key]) if key in self.states else None, *extra.get(p.device, ()),
                 )  # fmt: skip
-            new[key] = p.like(array)
+            new[key] = p.successor(array)
         for bucket, members in buckets.items():
             members.sort(key=_number)
             with bucket.device.entered():
@@ -172,7 +172,7 @@ class Optimizer:
                 bucket.update(lr * scale, members, extra.get(bucket.device, ()))
             views = bucket.views
             for i, p, _ in members:
-                new[p.id] = p.like(views[i])
+                new[p.id] = p.successor(views[i])
         return new
 
     def _factors(self, chosen: dict[str, Tensor], limit: float) -> dict[Any, tuple]:

@@ -31,7 +31,7 @@ from ruda_tensor.live import now
 from ruda_tensor.recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, recording
 from ruda_tensor.tensor import Tensor
 
-from .buckets import is_alone, own_array, own_state
+from .buckets import is_alone, own_array, own_arrays
 from .rules import Adam, AdamW, Rule, Sgd
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -124,20 +124,19 @@ def update_together(
         if part is None:
             continue
         with device.entered():
-            state = _state(optimizer, p)
+            real, state = real_of(stored), _state(optimizer, p)
             inner = state if part.inner is None else state[part.inner]
-            kind = number, id(device), inner["time"], real_of(stored)
+            kind = number, id(device), inner["time"], real
             if kind not in batches:
                 numbers = numbers_of(part.rule, now(lr * grouping.scales[number]), inner["time"] + 1, part.unscale)
                 batches[kind] = part, device, numbers, []
             _, _, numbers, members = batches[kind]
             if numbers is None:
                 continue
-            array, state = own_array(p), own_state(state)
+            master = None if part.master not in state else own_arrays(state, (part.master,))[0]
             g = g if g.flags.c_contiguous else device.xp.ascontiguousarray(g)
-            master = None if part.master is None else state.get(part.master)
-            entry = Entry(array, g, master, [inner[name] for name in part.rule.arrays])
-            if fits(entry):
+            entry = Entry(own_array(p), g, master, own_arrays(inner, part.rule.arrays))
+            if fits(entry, real):
                 members.append((p, inner, entry))
     new: dict[str, Param] = {}
     for (number, _, _, real), (part, device, numbers, members) in batches.items():
@@ -154,7 +153,7 @@ def update_together(
             entries = [entry for _, _, entry in members]
             update(device.xp, shape_of(part.rule), numbers, entries, scale=scale, device_numbers=place)
         for p, _, entry in members:
-            new[p.id] = p.like(entry.p)
+            new[p.id] = p.successor(entry.p)
     if current is not None:
         current.watched.append(watcher(optimizer, new))
     return new
@@ -239,7 +238,8 @@ def _state(optimizer: Any, p: Param) -> dict[str, Any]:
     key, states = p.id, optimizer.states
     if key in optimizer._places:
         optimizer._dissolve(optimizer._places[key][0])
-    optimizer._follow(p)
-    if key not in states:
+    if key in states:
+        optimizer._follow(p)
+    else:
         states[key] = first_state(optimizer._grouping.rules[optimizer._grouping.of(key)], p.device.xp, p._data)
     return states[key]

@@ -27,6 +27,7 @@ from .blaslt import (
     COMPUTE_32F,
     COMPUTE_64F,
     COMPUTE_TF32,
+    EPILOGUES,
     MOST_PLANS,
     Machine,
     Operand,
@@ -38,6 +39,7 @@ from .blaslt import (
 from .gate import fused
 from .launch import HITS
 
+_NAMES = {epilogue: f"matmul_{epilogue}" for epilogue in EPILOGUES}
 AUX_MULTIPLE = 8  # the leading dimension of an auxiliary matrix
 _tf32: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "ruda_tf32", default=os.environ.get("RUDA_TF32", "") not in ("", "0")
@@ -216,7 +218,8 @@ def _extended(
         return None
     address, device = owner.address, owner.device()
     a, b = address(x), address(y)
-    c, to, bias_at, aux_at = (0 if t is None else address(t) for t in (added, out, bias, aux))
+    c, to = 0 if added is None else address(added), 0 if out is None else address(out)
+    bias_at, aux_at = 0 if bias is None else address(bias), 0 if aux is None else address(aux)
     low = a | b | c | to | bias_at | aux_at
     recipe = _recipe(owner, xp, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
     plan = recipe.plan
@@ -232,13 +235,16 @@ def _extended(
         to = address(out)
     stream = owner.stream()
     plan.run(a, b, c or to, to, workspace_of(owner, device, stream), stream, bias_at, aux_at)
-    HITS[f"matmul_{epilogue}"] += 1
+    HITS[_NAMES[epilogue]] += 1
     return out
 
 
 def _fits(dtype: Any, *others: Any) -> bool:
     """True where arrays, None left out, have this dtype and lie in row-major order."""
-    return all(t is None or (t.dtype == dtype and t.flags.c_contiguous) for t in others)
+    for t in others:
+        if t is not None and (t.dtype != dtype or not t.flags.c_contiguous):
+            return False
+    return True
 
 
 def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:

@@ -114,15 +114,15 @@ def takes(xp: Any, storage: np.dtype, gradient: np.dtype) -> bool:
 
 def accepts(xp: Any, entry: Entry) -> bool:
     """True where the kernel can update this parameter."""
-    return takes(xp, entry.p.dtype, entry.g.dtype) and fits(entry)
+    return takes(xp, entry.p.dtype, entry.g.dtype) and fits(entry, real_of(entry.p.dtype))
 
 
-def fits(entry: Entry) -> bool:
+def fits(entry: Entry, real: np.dtype) -> bool:
     """True where all arrays are contiguous, and states and master in the dtype of computation."""
-    p, g, real = entry.p, entry.g, real_of(entry.p.dtype)
+    p, g, master, states = entry
     if not (p.flags.c_contiguous and g.flags.c_contiguous):
         return False
-    for a in entry.states if entry.master is None else (entry.master, *entry.states):
+    for a in states if master is None else (master, *states):
         if a.dtype != real or not a.flags.c_contiguous:
             return False
     return True

@@ -54,10 +54,6 @@ def _straight(a: Any) -> Any:
     return a if gemm.layout(strides, a.shape[-2:]) is not None else np.ascontiguousarray(a)
 
 
-def _turned(a: Any, transposed: bool) -> Any:
-    return a.swapaxes(-1, -2) if transposed else a
-
-
 def _form(tx: bool, ty: bool) -> Primitive:
     """The product of x and y, each transposed or not: out = a @ b gives da = g @ b.mT and db = a.mT @ g."""
 
@@ -71,7 +67,7 @@ def _form(tx: bool, ty: bool) -> Primitive:
 
     return Primitive(
         "matmul",
-        lambda xp, x, y: product(xp, _turned(x, tx), _turned(y, ty)),
+        lambda xp, x, y: product(xp, x.swapaxes(-1, -2) if tx else x, y.swapaxes(-1, -2) if ty else y),
         half="storage",
         memory_bound=False,
         poles=True,
