@@ -44,6 +44,7 @@ class Device:
         if found is None:
             found = object.__new__(cls)
             found.index, found.float_dtype, found.int_dtype = index, float_dtype, int_dtype
+            found.guarded = index != 0
             found = Device._known.setdefault(key, found)
         return found
 
@@ -106,10 +107,6 @@ class Cuda(Device):
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:
             raise ValueError(f"Cuda: index must be an integer >= 0, got {index!r}; for the first GPU: Cuda(0)")
         return cls._intern(index, float_dtype, int_dtype)
-
-    @property
-    def guarded(self) -> bool:  # type: ignore[override]
-        return self.index != 0
 
     @functools.cached_property
     def xp(self) -> Any:  # type: ignore[override]

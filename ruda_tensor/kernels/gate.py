@@ -54,7 +54,7 @@ def opened(xp: Any, x: Any, *others: Any) -> np.dtype | None:
     dtype = x.dtype
     if dtype not in FLOATING or x.size == 0:
         return None
-    real = real_of(dtype)
+    real = FLOAT32 if dtype in HALF else dtype
     weights = [w.dtype for w in others if w is not None] if others else None
     if weights and (any(w != weights[0] for w in weights) or not (weights[0] == dtype or weights[0] == real)):
         return None

@@ -204,9 +204,11 @@ def current() -> Runtime:
 
 def runtime(xp: Any) -> Runtime | None:
     """The runtime that reads arrays of `xp`, or None."""
-    if not _current and xp.__name__ != "cupy":
-        return None
-    found = current()
+    if not _current:
+        if xp.__name__ != "cupy":
+            return None
+        current()
+    found = _current[-1]
     return found if found.serves(xp) else None
 
 

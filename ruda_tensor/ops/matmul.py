@@ -198,19 +198,21 @@ def linear(
     >>> rt.linear(x, w, residual=rt.ones((2, 4), device=rt.Cpu())).tolist()[0]
     [4.0, 4.0, 4.0, 4.0]
     """
-    x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
     if residual is not None:
         return _added(x, weight, bias, as_tensor(residual, x, "linear"))
     if bias is None:
         check_linear(x.shape, weight.shape, None)
         return matmul(x, weight)
     bias = as_tensor(bias, None, "linear")
-    check_linear(x.shape, weight.shape, bias.shape)
-    if not x._data.dtype is weight._data.dtype is bias._data.dtype or x._data.dtype not in FLOATING:
+    a, w, b = x._data, weight._data, bias._data
+    check_linear(a.shape, w.shape, b.shape)
+    if not a.dtype is w.dtype is b.dtype or a.dtype not in FLOATING:
         dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
         dtype = dtype if dtype in FLOATING else x.device.float_dtype
         x, weight, bias = cast(x, dtype), cast(weight, dtype), cast(bias, dtype)
-    if x._data.ndim == 1:
+    if a.ndim == 1:
         return reshape(apply(_linear, (reshape(x, (1, x.size)), weight, bias)), bias.shape)
     return apply(_linear, (x, weight, bias))
 
