@@ -326,7 +326,10 @@ def _collect(value: Any, path: str, found: list[tuple[str, Param | Buffer]]) -> 
     else:
         return
     for name, inner in items:
-        if type(inner) not in SETTINGS:  # most fields are, and a walk into each would be most of the time
+        kind = type(inner)
+        if kind is Param:
+            found.append((f"{path}.{name}" if path else str(name), inner))
+        elif kind not in SETTINGS:  # most fields are, and a walk into each would be most of the time
             _collect(inner, f"{path}.{name}" if path else str(name), found)
 
 

@@ -241,7 +241,7 @@ class Kernel:
     shared memory of a block, in bytes. `text` is a generated kernel, which stands behind the source.
     """
 
-    __slots__ = ("source", "name", "defines", "options", "shared", "text", "packer", "pointers", "bound")
+    __slots__ = ("source", "name", "defines", "options", "shared", "text", "packer", "first", "pointers", "bound")
 
     def __init__(
         self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = (), shared: int = 0,
@@ -254,7 +254,9 @@ class Kernel:
         self.source, self.name, self.defines, self.options = source, name, defines, options
         self.shared, self.text = shared, text
         self.packer = struct.Struct("@" + "".join(codes)).pack
-        self.pointers = tuple(i for i, code in enumerate(codes) if code == "P")
+        # Most kernels have their pointers first; `pointers` are those behind other arguments.
+        self.first = next((i for i, code in enumerate(codes) if code != "P"), len(codes))
+        self.pointers = tuple(i for i, code in enumerate(codes) if code == "P" and i > self.first)
         self.bound: dict[tuple[int, int], Any] = {}
 
     def __call__(self, grid: tuple[int, int], block: tuple[int, int], *arguments: Any) -> None:
@@ -265,8 +267,9 @@ class Kernel:
         handle = self.bound.get((id(machine), machine.device()))
         if handle is None:
             handle = self.compile(machine)
-        values = list(arguments)
         address = machine.address
+        values = [0 if a is None else address(a) for a in arguments[: self.first]]
+        values += arguments[self.first :]
         for i in self.pointers:
             values[i] = 0 if values[i] is None else address(values[i])
         packed = self.packer(*values)

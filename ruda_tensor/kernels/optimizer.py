@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import struct
 from collections.abc import Sequence
 from itertools import accumulate
@@ -146,11 +147,8 @@ def update(
     for entry in entries:
         p, g, master, states = entry
         if size := p.size:
-            at = (address(p), address(g), 0 if master is None else address(master), *[address(a) for a in states])
-            bits = 0
-            for a in at:
-                bits |= a
-            key = p.dtype, g.dtype, master is not None, bits & 15 == 0
+            at = (address(p), address(g), 0 if master is None else address(master), *map(address, states))
+            key = p.dtype, g.dtype, master is not None, functools.reduce(operator.or_, at) & 15 == 0
             if key not in groups:
                 groups[key] = []
             groups[key].append((size, *at))
