@@ -133,11 +133,15 @@ def update_together(
             _, _, numbers, members = batches[kind]
             if numbers is None:
                 continue
-            master = None if part.master not in state else own_arrays(state, (part.master,))[0]
             g = g if g.flags.c_contiguous else device.xp.ascontiguousarray(g)
-            entry = Entry(own_array(p), g, master, own_arrays(inner, part.rule.arrays))
-            if fits(entry, real):
-                members.append((p, inner, entry))
+            inner, entry = _entry(part, p, g, state)
+            if not fits(entry, real):
+                del entry  # which holds the arrays
+                optimizer._follow(p)  # it may have been computed in another dtype before
+                inner, entry = _entry(part, p, g, optimizer.states[key])
+                if not fits(entry, real):
+                    continue
+            members.append((p, inner, entry))
     new: dict[str, Param] = {}
     for (number, _, _, real), (part, device, numbers, members) in batches.items():
         if not members:
@@ -157,6 +161,13 @@ def update_together(
     if current is not None:
         current.watched.append(watcher(optimizer, new))
     return new
+
+
+def _entry(part: Parts, p: Param, g: Any, state: dict[str, Any]) -> tuple[dict[str, Any], Entry]:
+    """Return the inner rule's state, and what the kernel updates, in memory that nobody else sees."""
+    inner = state if part.inner is None else state[part.inner]
+    master = own_arrays(state, (part.master,))[0] if part.master in state else None
+    return inner, Entry(own_array(p), g, master, own_arrays(inner, part.rule.arrays))
 
 
 def count(counters: list[dict[str, Any]], step: int) -> None:
@@ -234,12 +245,10 @@ def norm_together(gradients: list[Tensor]) -> Any:
 
 
 def _state(optimizer: Any, p: Param) -> dict[str, Any]:
-    """Return the state of a parameter, in memory and in the dtype of its own; a new one before the first update."""
+    """Return the state of a parameter, in memory of its own; a new one before the first update."""
     key, states = p.id, optimizer.states
     if key in optimizer._places:
         optimizer._dissolve(optimizer._places[key][0])
-    if key in states:
-        optimizer._follow(p)
-    else:
+    if key not in states:
         states[key] = first_state(optimizer._grouping.rules[optimizer._grouping.of(key)], p.device.xp, p._data)
     return states[key]
