@@ -7,7 +7,6 @@ its rules have run, so what it kept dies during the walk.
 """
 from __future__ import annotations
 
-from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any
 
@@ -21,10 +20,9 @@ from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
 from .gradients import Gradients
-from .tape import Node, _Setting, mode
+from .tape import Node, _Setting, install_walker, mode
 
 _wrap = Tensor._wrap
-_HERE = nullcontext()  # a guard costs as much as a launch where there is one device
 
 
 @rt.fuse
@@ -49,13 +47,16 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
         raise ValueError(f"backward: order must be 1 or 2, got {order!r}")
     assert root._node is not None
     if seed is None:
-        with root.device.guard():
+        with root.device.entered():
             seed = _wrap(root.device.xp.ones(root.shape, root.dtype), root.device)
     walk = Walk(retain_graph or order == 2, order)
     with _Setting(recording=order == 2, order=order):
         walk.add(root._node, seed)
         walk.run()
     return Gradients(walk.leaves)
+
+
+install_walker(backward)
 
 
 class Walk:
@@ -101,7 +102,7 @@ class Walk:
                     self.owned.add(node)
             g = rt.astype(g, FLOAT32)
         if node in self.owned:
-            with g.device.guard():
+            with g.device.entered():
                 g.device.xp.add(old._data, g._data, out=old._data)
         else:
             grads[node] = rt.add(old, g)
@@ -184,16 +185,20 @@ class Walk:
         """The less common nodes: half precision, composites, variadic and custom operations, and anomaly mode."""
         if node.dtype in HALF and isinstance(g, Tensor):
             g = rt.astype(g, node.dtype)
+        anomaly = mode.anomaly
         for parent, gradient in self.pull(node, g):
             if parent is not None and gradient is not None:
-                if mode.anomaly:
+                if anomaly:
                     check_anomaly(node, g, gradient)
                 self.add(parent, gradient)
 
     def pull(self, node: Node, g: Tensor) -> list[tuple[Node | None, Tensor | None]]:
         """Return (parent, gradient) for each input of a node, computing half precision in float32."""
-        op, plan, parents = node.op, node.plan, node.parents
+        plan, parents = node.plan, node.parents
         assert parents is not None
+        if isinstance(plan, Composite):
+            return list(zip(parents, self.pull_composite(node, g), strict=True))
+        op = plan.op
         if plan.pulls is not None:
             kept = self.with_out(node, g) if plan.keeps_out else node.kept
             if op.computes and g.dtype in HALF:
@@ -206,13 +211,11 @@ class Walk:
         if isinstance(plan, Variadic):
             (inputs, shapes), static = node.kept
             return [(p, None if p is None else op.rule(i, g, shapes, static or {}, inputs)) for i, p in enumerate(parents)]
-        if isinstance(plan, Composite):
-            return list(zip(parents, self.pull_composite(node, g), strict=True))
         return plan.pull(self, node, g)
 
     def pull_composite(self, node: Node, g: Tensor) -> list[Tensor | None]:
         """Run a composite's hand-derived body on raw arrays."""
-        op, device = node.op, g.device
+        op, device = node.plan, g.device
         if self.order == 2:
             raise HigherDerivativeUnsupported(
                 f"'{op.name}' was recorded for first derivatives only; record for second ones: "
@@ -220,7 +223,7 @@ class Walk:
             )
         (kept, extras), static = node.kept
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
-        with device.guard() if device.guarded else _HERE:
+        with device.entered():
             result, fused = None, op.fused if device.launches else None
             spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
             if spend:
@@ -233,7 +236,8 @@ class Walk:
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
-            return [None if r is None else _wrap(device.xp.asarray(r), device) for r in result]
+            kind = device.array_type
+            return [None if r is None else _wrap(r if type(r) is kind else device.xp.asarray(r), device) for r in result]
 
     def may_spend(self, op: Composite, kept: list, device: Any) -> dict[str, bool]:
         """{"spend": True} where nobody but this walk, which comes once, can see the kept array that a backward may reuse."""

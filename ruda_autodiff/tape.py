@@ -127,7 +127,8 @@ class Node:
         node = _new(type(self))
         node.plan, node.parents, node.kept = op, parents, (kept, static)
         node.age = -_count()
-        node.shape, node.dtype = out.shape, out.dtype
+        data = out._data
+        node.shape, node.dtype = data.shape, data.dtype
         out._node = node
         if Node.traces and mode.anomaly:
             node.trace = traceback.extract_stack(limit=24)[:-3]
@@ -163,15 +164,19 @@ class Node:
         return attach_recomputed(name, self, prepare, inputs, results)
 
     def backward(self, root: Tensor, retain_graph: bool, order: int) -> Any:
-        from .backward import backward
-
-        return backward(root, retain_graph=retain_graph, order=order)
+        return _walker[0](root, retain_graph=retain_graph, order=order)
 
     def __repr__(self) -> str:
         return "<leaf>" if self.op is None else f"<node {self.op.name} {tuple(self.shape)} {self.dtype}>"
 
 
 _new = Node.__new__
+_walker: list[Callable] = []
+
+
+def install_walker(backward: Callable) -> None:
+    """Called once by `backward.py`, which imports this module."""
+    _walker.append(backward)
 
 
 def make_leaf(x: Tensor, kind: type[Node] = Node) -> Node:
@@ -180,7 +185,8 @@ def make_leaf(x: Tensor, kind: type[Node] = Node) -> Node:
     node.plan = node.kept = None
     node.parents = ()
     node.age = -_count()
-    node.shape, node.dtype = x.shape, x.dtype
+    data = x._data
+    node.shape, node.dtype = data.shape, data.dtype
     return node
 
 

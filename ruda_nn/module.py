@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, dataclass_transform
 
 import ruda_tensor as rt
@@ -42,7 +42,7 @@ class Module:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, value in vars(cls).items():
-            if isinstance(value, Module) or any(True for _ in _walk(value, name)):
+            if isinstance(value, Module) or _walk(value, name):
                 raise TypeError(
                     f"{cls.__name__}.{name} is a value of the class, which all its instances would share; declare the "
                     f"field ({name}: {type(value).__name__}) and give each its own: {cls.__name__}({name}=...)"
@@ -304,9 +304,16 @@ def _held(b: Buffer) -> Tensor:
     return b.value
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Param | Buffer]]:
+def _walk(value: Any, path: str) -> list[tuple[str, Param | Buffer]]:
+    """(path, leaf) for every parameter and buffer in a structure."""
+    found: list[tuple[str, Param | Buffer]] = []
+    _collect(value, path, found)
+    return found
+
+
+def _collect(value: Any, path: str, found: list[tuple[str, Param | Buffer]]) -> None:
     if isinstance(value, (Param, Buffer)):
-        yield path, value
+        found.append((path, value))
         return
     if isinstance(value, Module):
         items: Any = _fields(value)
@@ -319,8 +326,11 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Param | Buffer]]:
     else:
         return
     for name, inner in items:
-        if type(inner) not in SETTINGS:  # most fields are, and a walk into each would be most of the time
-            yield from _walk(inner, f"{path}.{name}" if path else str(name))
+        kind = type(inner)
+        if kind is Param:
+            found.append((f"{path}.{name}" if path else str(name), inner))
+        elif kind not in SETTINGS:  # most fields are, and a walk into each would be most of the time
+            _collect(inner, f"{path}.{name}" if path else str(name), found)
 
 
 class _Rebuild:

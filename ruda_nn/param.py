@@ -92,6 +92,17 @@ class Param(Tensor):
         )
         return out
 
+    def successor(self, data: Any) -> Param:
+        """Return the parameter that goes on from this one: over its updated numbers, of the same shape and dtype."""
+        if data.dtype != self._data.dtype:
+            return self.like(data)
+        out = Param.__new__(Param)
+        out._data, out.device, out._node = data, self.device, None
+        out.id, out.strategy, out.trainable = self.id, self.strategy, self.trainable
+        if self._node is not None and self.trainable:
+            out._node = make_leaf(out, STRATEGIES[self.strategy])
+        return out
+
     def require_grad(self) -> Param:
         """Return this parameter as one that is trained: a leaf of the same id."""
         return self.set_require_grad(True)

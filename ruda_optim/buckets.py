@@ -7,6 +7,7 @@ is the gradients. Elementwise rules cannot tell the difference, so the bits are 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -70,6 +71,16 @@ def own_state(state: dict[str, Any]) -> dict[str, Any]:
         elif hasattr(state[name], "shape") and _named(state, name) > _ONLY_NAMED:
             state[name] = state[name].copy()
     return state
+
+
+def own_arrays(state: dict[str, Any], names: Iterable[str]) -> list[Any]:
+    """Return these arrays of a state, each that somebody else can see replaced by a copy before."""
+    found = []
+    for name in names:
+        if _named(state, name) > _ONLY_NAMED:
+            state[name] = state[name].copy()
+        found.append(state[name])
+    return found
 
 
 class Bucket:

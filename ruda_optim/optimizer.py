@@ -10,7 +10,8 @@ import numpy as np
 from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_whole
 from ruda_nn.records import broken, compare, pack, unpack
-from ruda_tensor.dtypes import FLOAT32, FLOATING, HALF
+from ruda_tensor.dtypes import FLOATING
+from ruda_tensor.kernels.gate import real_of
 from ruda_tensor.live import Live, now
 from ruda_tensor.recording import capturing
 from ruda_tensor.tensor import Tensor
@@ -145,30 +146,33 @@ class Optimizer:
         """Return id -> new parameter."""
         grouping, params, new = self._grouping, {}, {}
         extra = {} if grouping.global_limit is None else self._factors(chosen, grouping.global_limit)
+        launches = False
         for p in places:
-            if p.trainable and p.id in chosen and p.id not in params:
-                params[p.id] = p
-        if any(p.device.launches for p in params.values()):
+            key = p.id
+            if key in chosen and key not in params and p.trainable:
+                params[key] = p
+                launches = launches or p.device.launches
+        if launches:
             new = update_together(self, lr, params, chosen, extra)
             params = {key: p for key, p in params.items() if key not in new}
         alone, buckets = self._sort(params, chosen)
         for p in alone:
             group, key = grouping.of(p.id), p.id
-            with p.device.guard():
+            with p.device.entered():
                 array, self.states[key] = grouping.rules[group].step(
                     p.device.xp, lr * grouping.scales[group], own_array(p), chosen[key]._data,
                     own_state(self.states[key]) if key in self.states else None, *extra.get(p.device, ()),
                 )  # fmt: skip
-            new[key] = p.like(array)
+            new[key] = p.successor(array)
         for bucket, members in buckets.items():
             members.sort(key=_number)
-            with bucket.device.guard():
+            with bucket.device.entered():
                 bucket.hold(members)
                 scale = grouping.scales[grouping.of(bucket.ids[0])]
                 bucket.update(lr * scale, members, extra.get(bucket.device, ()))
             views = bucket.views
             for i, p, _ in members:
-                new[p.id] = p.like(views[i])
+                new[p.id] = p.successor(views[i])
         return new
 
     def _factors(self, chosen: dict[str, Tensor], limit: float) -> dict[Any, tuple]:
@@ -232,10 +236,12 @@ class Optimizer:
         rule, state = self._grouping.rules[self._grouping.of(p.id)], self.states.get(p.id)
         if state is None or not isinstance(rule, Rule) or type(rule).start is not Rule.start:
             return
-        dtype = FLOAT32 if p.dtype in HALF else p.dtype
-        if any(state[name].dtype != dtype for name in rule.arrays):
-            with p.device.guard(), np.errstate(all="ignore"):
-                self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in state.items()}
+        dtype = real_of(p._data.dtype)
+        for name in rule.arrays:
+            if state[name].dtype != dtype:
+                with p.device.guard(), np.errstate(all="ignore"):
+                    self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in state.items()}
+                return
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Give every member its state in memory of its own: a member has changed its dtype, or its device."""

@@ -20,8 +20,8 @@ from ruda_tensor.kernels.optimizer import (
     Entry,
     Numbers,
     Shape,
-    accepts,
     adam_numbers,
+    fits,
     gradient_report,
     sgd_numbers,
     takes,
@@ -31,7 +31,7 @@ from ruda_tensor.live import now
 from ruda_tensor.recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, recording
 from ruda_tensor.tensor import Tensor
 
-from .buckets import is_alone, own_array, own_state
+from .buckets import is_alone, own_array, own_arrays
 from .rules import Adam, AdamW, Rule, Sgd
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -97,8 +97,7 @@ def numbers_of(rule: Any, lr: float, time: int, unscale: float = 1.0) -> Numbers
         numbers = sgd_numbers(lr, time, c.momentum, c.dampening, c.weight_decay, unscale)
     else:
         numbers = adam_numbers(lr, time, c.betas, c.eps, c.weight_decay, rule.decoupled, unscale)
-    fits = all(abs(x) <= _LARGEST for x in vars(numbers).values())
-    return numbers if fits else None
+    return numbers if all(abs(x) <= _LARGEST for x in numbers) else None
 
 
 def first_state(rule: Any, xp: Any, p: Any) -> dict[str, Any]:
@@ -116,29 +115,40 @@ def update_together(
     grouping, parts, batches = optimizer._grouping, {}, {}
     current = recording()
     for key, p in params.items():
-        number = grouping.of(key)
-        if number not in parts:
-            parts[number] = parts_of(grouping.rules[number])
-        part, g = parts[number], chosen[key]._data
-        if part is None or not p.device.launches or not takes(p.device.xp, p.dtype, g.dtype):
+        number, device, stored, g = grouping.of(key), p.device, p._data.dtype, chosen[key]._data
+        kind = number, id(device), stored, g.dtype
+        if kind not in parts:
+            readable = device.launches and takes(device.xp, stored, g.dtype)
+            parts[kind] = parts_of(grouping.rules[number]) if readable else None
+        part = parts[kind]
+        if part is None:
             continue
-        with p.device.guard():
-            state = _state(optimizer, p)
+        with device.entered():
+            real, state = real_of(stored), _state(optimizer, p)
             inner = state if part.inner is None else state[part.inner]
-            time, rate = inner["time"] + 1, lr * grouping.scales[number]
-            numbers = numbers_of(part.rule, now(rate), time, part.unscale)
-            array, state = own_array(p), own_state(state)
-            g = g if g.flags.c_contiguous else p.device.xp.ascontiguousarray(g)
-            master = None if part.master is None else state.get(part.master)
-            entry = Entry(array, g, master, [inner[name] for name in part.rule.arrays])
-            if numbers is not None and accepts(p.device.xp, entry):
-                kind = number, p.device, time, real_of(p.dtype)
-                batches.setdefault(kind, (numbers, []))[1].append((p, inner, entry))
+            kind = number, id(device), inner["time"], real
+            if kind not in batches:
+                numbers = numbers_of(part.rule, now(lr * grouping.scales[number]), inner["time"] + 1, part.unscale)
+                batches[kind] = part, device, numbers, []
+            _, _, numbers, members = batches[kind]
+            if numbers is None:
+                continue
+            g = g if g.flags.c_contiguous else device.xp.ascontiguousarray(g)
+            inner, entry = _entry(part, p, g, state)
+            if not fits(entry, real):
+                del entry  # which holds the arrays
+                optimizer._follow(p)  # it may have been computed in another dtype before
+                inner, entry = _entry(part, p, g, optimizer.states[key])
+                if not fits(entry, real):
+                    continue
+            members.append((p, inner, entry))
     new: dict[str, Param] = {}
-    for (number, device, _, real), (numbers, members) in batches.items():
-        part, counters = parts[number], [inner for _, inner, _ in members]
+    for (number, _, _, real), (part, device, numbers, members) in batches.items():
+        if not members:
+            continue
+        counters = [inner for _, inner, _ in members]
         scale = extra[device][0] if device in extra else part.scale
-        with device.guard():
+        with device.entered():
             place = None
             if current is None:
                 count(counters, 1)
@@ -147,10 +157,17 @@ def update_together(
             entries = [entry for _, _, entry in members]
             update(device.xp, shape_of(part.rule), numbers, entries, scale=scale, device_numbers=place)
         for p, _, entry in members:
-            new[p.id] = p.like(entry.p)
+            new[p.id] = p.successor(entry.p)
     if current is not None:
         current.watched.append(watcher(optimizer, new))
     return new
+
+
+def _entry(part: Parts, p: Param, g: Any, state: dict[str, Any]) -> tuple[dict[str, Any], Entry]:
+    """Return the inner rule's state, and what the kernel updates, in memory that nobody else sees."""
+    inner = state if part.inner is None else state[part.inner]
+    master = own_arrays(state, (part.master,))[0] if part.master in state else None
+    return inner, Entry(own_array(p), g, master, own_arrays(inner, part.rule.arrays))
 
 
 def count(counters: list[dict[str, Any]], step: int) -> None:
@@ -228,11 +245,10 @@ def norm_together(gradients: list[Tensor]) -> Any:
 
 
 def _state(optimizer: Any, p: Param) -> dict[str, Any]:
-    """Return the state of a parameter, in memory and in the dtype of its own; a new one before the first update."""
-    if p.id in optimizer._places:
-        optimizer._dissolve(optimizer._places[p.id][0])
-    optimizer._follow(p)
-    if p.id not in optimizer.states:
-        rule = optimizer._grouping.rules[optimizer._grouping.of(p.id)]
-        optimizer.states[p.id] = first_state(rule, p.device.xp, p._data)
-    return optimizer.states[p.id]
+    """Return the state of a parameter, in memory of its own; a new one before the first update."""
+    key, states = p.id, optimizer.states
+    if key in optimizer._places:
+        optimizer._dissolve(optimizer._places[key][0])
+    if key not in states:
+        states[key] = first_state(optimizer._grouping.rules[optimizer._grouping.of(key)], p.device.xp, p._data)
+    return states[key]

@@ -12,6 +12,8 @@ from . import backend
 from .dtypes import FLOAT32, INT32, as_dtype, is_floating, is_integer
 from .recording import refuse_while_capturing
 
+_HERE = nullcontext()
+
 
 class Device:
     """A place for tensors. Two devices are equal when they are the same place, whatever their default dtypes.
@@ -42,6 +44,7 @@ class Device:
         if found is None:
             found = object.__new__(cls)
             found.index, found.float_dtype, found.int_dtype = index, float_dtype, int_dtype
+            found.guarded = index != 0
             found = Device._known.setdefault(key, found)
         return found
 
@@ -53,6 +56,10 @@ class Device:
 
     def guard(self) -> Any:
         return nullcontext()
+
+    def entered(self) -> Any:
+        """`guard()` where operations must run in it: entering one costs as much as a launch."""
+        return self.guard() if self.guarded else _HERE
 
     def put(self, array: np.ndarray) -> Any:
         """Return a host array as an array of this device (itself on the CPU)."""
@@ -100,10 +107,6 @@ class Cuda(Device):
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:
             raise ValueError(f"Cuda: index must be an integer >= 0, got {index!r}; for the first GPU: Cuda(0)")
         return cls._intern(index, float_dtype, int_dtype)
-
-    @property
-    def guarded(self) -> bool:  # type: ignore[override]
-        return self.index != 0
 
     @functools.cached_property
     def xp(self) -> Any:  # type: ignore[override]

@@ -71,11 +71,11 @@ class Primitive:
     `half="compute"`: half inputs arrive in `forward` and in the rules as float32, and the result is rounded once.
     `half="storage"`: data is only moved, or the body deals with half types itself.
     `memory_bound`: cheap to compute again, so balanced checkpointing recomputes its result.
-    `poles`: inf or NaN are proper results (log, division), so NumPy is kept from warning, which CuPy never does; it
-    costs half a microsecond.
+    `poles`: inf or NaN are proper results (log, division), so NumPy is kept from warning; it costs half a microsecond.
+    `bare` is the forward without that, for CuPy, which never warns.
     """
 
-    __slots__ = ("name", "forward", "inputs", "static", "rules", "computes", "memory_bound", "plans")
+    __slots__ = ("name", "forward", "bare", "inputs", "static", "rules", "computes", "memory_bound", "plans")
     joint = False
 
     def __init__(
@@ -84,6 +84,7 @@ class Primitive:
     ) -> None:
         code = forward.__code__
         self.name = name
+        self.bare = forward
         self.forward = np.errstate(all="ignore")(forward) if poles else forward
         self.inputs = code.co_varnames[1 : code.co_argcount]
         self.static = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -124,7 +125,7 @@ class Variadic(Primitive):
 
     def __init__(self, name: str, forward: Callable, *, rule: Callable, keeps_inputs: bool = False, half: str = "storage",
                  memory_bound: bool = True) -> None:
-        self.name, self.forward, self.rule = name, forward, rule
+        self.name, self.forward, self.bare, self.rule = name, forward, forward, rule
         self.inputs, self.static, self.rules, self.plans = (), (), {}, {}
         self.computes = half == "compute"
         self.memory_bound, self.keeps_inputs = memory_bound, keeps_inputs
@@ -166,13 +167,14 @@ def apply(op: Primitive, inputs: tuple, static: dict[str, Any] | None = None) ->
             if found is not None:
                 return found
         arrays, dtype = widen(arrays)
+    forward = op.bare if device.launches else op.forward
     if device.guarded:
         with device.guard():
-            data = op.forward(device.xp, *arrays, **(static or {}))
+            data = forward(device.xp, *arrays, **(static or {}))
     elif static is None:
-        data = op.forward(device.xp, *arrays)
+        data = forward(device.xp, *arrays)
     else:
-        data = op.forward(device.xp, *arrays, **static)
+        data = forward(device.xp, *arrays, **static)
     if type(data) is not device.array_type:
         data = device.xp.asarray(data)
     if dtype is not None and data.dtype is FLOAT32:
@@ -221,7 +223,7 @@ def binary(op: Primitive, x: Any, y: Any) -> Tensor:
         dtype = b.dtype
     if dtype in HALF or device.guarded:
         return apply(op, (x, y))
-    data = op.forward(device.xp, a, b)
+    data = (op.bare if device.launches else op.forward)(device.xp, a, b)
     if type(data) is not device.array_type:
         data = device.xp.asarray(data)
     out = _new(Tensor)
@@ -235,8 +237,11 @@ def binary(op: Primitive, x: Any, y: Any) -> Tensor:
 
 def widen(arrays: list) -> tuple[list, Any]:
     """Return the arrays with half types as float32, and the half type the result is rounded to (None without any)."""
-    dtype = next((a.dtype for a in arrays if getattr(a, "dtype", None) in HALF), None)
-    if dtype is None:
+    for a in arrays:
+        dtype = getattr(a, "dtype", None)
+        if dtype in HALF:
+            break
+    else:
         return arrays, None
     return [converted(a, FLOAT32) if getattr(a, "dtype", None) in HALF else a for a in arrays], dtype
 
@@ -338,7 +343,7 @@ def run_composite(op: Composite, device: Any, arrays: list, static: dict[str, An
         if found is not None:
             return (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
     arrays, dtype = widen(arrays)
-    with device.guard(), np.errstate(all="ignore"):
+    with device.entered(), np.errstate(all="ignore"):
         result = op.forward(device.xp, *arrays, **static)
         out, extras = (result[0], tuple(result[1:])) if isinstance(result, tuple) else (result, ())
         out = device.xp.asarray(out)

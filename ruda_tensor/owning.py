@@ -53,4 +53,9 @@ def last_holder(items: list, i: int, xp: Any) -> bool:
         return False
     alone = _alone(xp, items[i]._data.base is not None)
     found = _counts(items, i)
-    return len(found) == len(alone) and all(a <= b for a, b in zip(found, alone))
+    if len(found) != len(alone):
+        return False
+    for a, b in zip(found, alone):
+        if a > b:
+            return False
+    return True

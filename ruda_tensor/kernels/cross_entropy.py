@@ -25,6 +25,7 @@ def _reduce(name: str, dtype: np.dtype) -> Kernel:
     return Kernel("cross_entropy_reduce.cu", name, signature, {"STORAGE": CTYPES[dtype]})
 
 
+@functools.lru_cache(maxsize=1024)
 def _plan(n: int, vector: int) -> Plan:
     """Rows are read once each way and never kept: a warp for short ones, else a block of up to 512 threads."""
     vectors = -(-n // vector)

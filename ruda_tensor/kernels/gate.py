@@ -54,10 +54,11 @@ def opened(xp: Any, x: Any, *others: Any) -> np.dtype | None:
     dtype = x.dtype
     if dtype not in FLOATING or x.size == 0:
         return None
-    weights = [w.dtype for w in others if w is not None]
-    if weights and (any(w != weights[0] for w in weights) or not (weights[0] == dtype or weights[0] == real_of(dtype))):
+    real = FLOAT32 if dtype in HALF else dtype
+    weights = [w.dtype for w in others if w is not None] if others else None
+    if weights and (any(w != weights[0] for w in weights) or not (weights[0] == dtype or weights[0] == real)):
         return None
-    return real_of(dtype)
+    return real
 
 
 def real_of(dtype: np.dtype) -> np.dtype:
@@ -80,10 +81,10 @@ def aligned(xp: Any, *arrays: Any) -> bool:
     """True where every array begins at a multiple of 16 bytes."""
     machine = runtime(xp)
     assert machine is not None
-    bits = 0
+    address, bits = machine.address, 0
     for a in arrays:
         if a is not None:
-            bits |= machine.address(a)
+            bits |= address(a)
     return bits & 15 == 0
 
 

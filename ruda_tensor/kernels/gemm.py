@@ -27,6 +27,7 @@ from .blaslt import (
     COMPUTE_32F,
     COMPUTE_64F,
     COMPUTE_TF32,
+    EPILOGUES,
     MOST_PLANS,
     Machine,
     Operand,
@@ -38,6 +39,7 @@ from .blaslt import (
 from .gate import fused
 from .launch import HITS
 
+_NAMES = {epilogue: f"matmul_{epilogue}" for epilogue in EPILOGUES}
 AUX_MULTIPLE = 8  # the leading dimension of an auxiliary matrix
 _tf32: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "ruda_tf32", default=os.environ.get("RUDA_TF32", "") not in ("", "0")
@@ -230,10 +232,8 @@ def _extended(
         return None
     address, device = owner.address, owner.device()
     a, b = address(x), address(y)
-    c = 0 if added is None else address(added)
-    to = 0 if out is None else address(out)
-    bias_at = 0 if bias is None else address(bias)
-    aux_at = 0 if aux is None else address(aux)
+    c, to = 0 if added is None else address(added), 0 if out is None else address(out)
+    bias_at, aux_at = 0 if bias is None else address(bias), 0 if aux is None else address(aux)
     low = a | b | c | to | bias_at | aux_at
     recipe = _recipe(owner, xp, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
     plan = recipe.plan
@@ -249,13 +249,16 @@ def _extended(
         to = address(out)
     stream = owner.stream()
     plan.run(a, b, c or to, to, workspace_of(owner, device, stream), stream, bias_at, aux_at)
-    HITS[f"matmul_{epilogue}"] += 1
+    HITS[_NAMES[epilogue]] += 1
     return out
 
 
-def _fits(dtype: Any, t: Any) -> bool:
-    """True where an array has this dtype and lies in row-major order, and for None."""
-    return t is None or (t.dtype == dtype and t.flags.c_contiguous)
+def _fits(dtype: Any, *others: Any) -> bool:
+    """True where arrays, None left out, have this dtype and lie in row-major order."""
+    for t in others:
+        if t is not None and (t.dtype != dtype or not t.flags.c_contiguous):
+            return False
+    return True
 
 
 def affine(xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:

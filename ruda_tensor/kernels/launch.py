@@ -15,12 +15,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from .. import backend
 from .sources import cuda_source
 
 HITS: Counter[str] = Counter()  # launches by the kernel's name, since the process began or `HITS.clear()`
 _CODES = {"P", "q", "Q", "i", "I", "f", "d"}  # pointer, 64-bit, 32-bit, float, double: as in the module struct
 _SHARED_BY_DEFAULT = 48 << 10  # bytes that every kernel may ask for
+_MOST_CALLS = 4096
 _BUFFER_POINTER, _BUFFER_SIZE, _BUFFER_END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 
 
@@ -63,16 +66,41 @@ class Runtime(Protocol):
         """Give back unused memory, after a launch found none."""
         ...
 
+    def board(self) -> tuple[Any, int]:
+        """Two uint32 in host memory, this thread's own, and where kernels write to them."""
+        ...
+
+    def wait(self) -> None:
+        """Return when what was launched on the current stream is done."""
+        ...
+
 
 class _Scratch(threading.local):
-    """The buffer that a thread's launches pass to the driver, which copies it before it returns."""
+    """The buffer that a thread's launches pass to the driver, which copies it before it returns.
+
+    `calls` keeps the other arguments of a launch as ctypes passes them, by kernel, grid, block and stream: converting
+    eleven numbers takes as long as the rest of it.
+    """
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(1 << 15)
+        self.view = memoryview(self.buffer).cast("B")
         self.size = ctypes.c_size_t(0)
         self.extra = (ctypes.c_void_p * 5)(
             _BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self.size), _BUFFER_END
         )
+        self.calls: dict[tuple, tuple] = {}
+        self.board: tuple[Any, int] | None = None
+
+    def call(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], stream: int) -> tuple:
+        """The arguments of cuLaunchKernel, kept for the next time."""
+        pointer, number = ctypes.c_void_p.from_param, ctypes.c_uint.from_param
+        numbers = [number(n) for n in (*grid, 1, *block, 1, handle[1])]
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        made = pointer(handle[0]), *numbers, pointer(stream), None, pointer(ctypes.addressof(self.extra))
+        self.calls[handle[0], grid, block, stream] = made
+        return made
 
 
 class CudaRuntime:
@@ -87,8 +115,7 @@ class CudaRuntime:
         self.stream = cp.cuda.get_current_stream
         self.scratch = _Scratch()
         driver = ctypes.PyDLL("libcuda.so.1")  # keeps the interpreter's lock: a launch is shorter than giving it away
-        self.start = driver.cuLaunchKernel
-        self.start.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self.start = driver.cuLaunchKernel  # without argtypes: see `_Scratch.call`
         self.explain = driver.cuGetErrorName
         self.parameter = getattr(driver, "cuFuncGetParamInfo", None)  # since CUDA 12.4
         self._processors: dict[int, int] = {}
@@ -128,6 +155,16 @@ class CudaRuntime:
         """Give the driver the pool's unused memory back: loading code, or a kernel's stacks, may need it."""
         self.cp.get_default_memory_pool().free_all_blocks()
 
+    def board(self) -> tuple[Any, int]:
+        scratch = self.scratch
+        if scratch.board is None:
+            memory = self.cp.cuda.alloc_pinned_memory(8)  # devices have it at the same address
+            scratch.board = np.frombuffer(memory, np.uint32, 2), memory.ptr
+        return scratch.board
+
+    def wait(self) -> None:
+        self.stream().synchronize()
+
     def lead(self, function: int) -> int:
         """Bytes before the first parameter: where they begin is no multiple of 64, but a tensor map must begin at one."""
         offset, size = ctypes.c_size_t(0), ctypes.c_size_t(0)
@@ -136,12 +173,12 @@ class CudaRuntime:
         return offset.value
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
-        scratch, lead = self.scratch, handle[2]
-        size = len(arguments)
-        ctypes.memmove(ctypes.byref(scratch.buffer, lead), arguments, size)
-        scratch.size.value = lead + size
-        stream = self.stream().ptr
-        status = self.start(handle[0], grid[0], grid[1], 1, block[0], block[1], 1, handle[1], stream, None, scratch.extra)
+        scratch, lead, stream = self.scratch, handle[2], self.stream().ptr
+        end = lead + len(arguments)
+        scratch.view[lead:end] = arguments
+        scratch.size.value = end
+        call = scratch.calls.get((handle[0], grid, block, stream)) or scratch.call(handle, grid, block, stream)
+        status = self.start(*call)
         if status == 0:
             return None
         text = ctypes.c_char_p()
@@ -167,9 +204,11 @@ def current() -> Runtime:
 
 def runtime(xp: Any) -> Runtime | None:
     """The runtime that reads arrays of `xp`, or None."""
-    if not _current and xp.__name__ != "cupy":
-        return None
-    found = current()
+    if not _current:
+        if xp.__name__ != "cupy":
+            return None
+        current()
+    found = _current[-1]
     return found if found.serves(xp) else None
 
 
@@ -202,7 +241,7 @@ class Kernel:
     shared memory of a block, in bytes. `text` is a generated kernel, which stands behind the source.
     """
 
-    __slots__ = ("source", "name", "defines", "options", "shared", "text", "packer", "pointers", "bound")
+    __slots__ = ("source", "name", "defines", "options", "shared", "text", "packer", "first", "pointers", "bound")
 
     def __init__(
         self, source: str, name: str, signature: str, defines: dict[str, Any], options: tuple[str, ...] = (), shared: int = 0,
@@ -215,7 +254,9 @@ class Kernel:
         self.source, self.name, self.defines, self.options = source, name, defines, options
         self.shared, self.text = shared, text
         self.packer = struct.Struct("@" + "".join(codes)).pack
-        self.pointers = tuple(i for i, code in enumerate(codes) if code == "P")
+        # Most kernels have their pointers first; `pointers` are those behind other arguments.
+        self.first = next((i for i, code in enumerate(codes) if code != "P"), len(codes))
+        self.pointers = tuple(i for i, code in enumerate(codes) if code == "P" and i > self.first)
         self.bound: dict[tuple[int, int], Any] = {}
 
     def __call__(self, grid: tuple[int, int], block: tuple[int, int], *arguments: Any) -> None:
@@ -226,8 +267,9 @@ class Kernel:
         handle = self.bound.get((id(machine), machine.device()))
         if handle is None:
             handle = self.compile(machine)
-        values = list(arguments)
         address = machine.address
+        values = [0 if a is None else address(a) for a in arguments[: self.first]]
+        values += arguments[self.first :]
         for i in self.pointers:
             values[i] = 0 if values[i] is None else address(values[i])
         packed = self.packer(*values)

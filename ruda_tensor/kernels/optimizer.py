@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +22,7 @@ STATISTICS_RUN = 65536  # numbers that a row of statistics holds, unless the ten
 _STATISTICS_THREADS, _STATISTICS_BATCH = 256, 4
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """The numbers of one step, in the notation of ruda_optim/rules.py: rate and floor are Adam's corrected lr and eps.
 
     `shrink` is 1 - lr weight_decay of decoupled decay, `decay` the coupled one, `keep` 1 - dampening (1 at the first
@@ -56,8 +57,7 @@ def adam_numbers(
     return Numbers(rate, floor, shrink, coupled, unscale=unscale, first=betas[0], second=betas[1])
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Which update: rule "sgd", "adam" or "adamw", and what it has beyond the plain one."""
 
     rule: str
@@ -79,8 +79,7 @@ class Shape:
         return {"RULE": rule, "STATES": self.states, **{name: int(flag) for name, flag in flags.items()}}
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A parameter, its gradient, its float32 master (None without one) and its states: contiguous, updated in place."""
 
     p: Any
@@ -88,17 +87,14 @@ class Entry:
     master: Any
     states: Sequence[Any]
 
-    def arrays(self) -> list[Any]:
-        return [self.p, self.g, *(() if self.master is None else (self.master,)), *self.states]
+
+_COLUMNS = 6  # of addresses: p, g, master, and three states
 
 
 @functools.cache
-def table_type(tensors: int) -> np.dtype:
-    """The struct Table of optimizer.cu."""
-    names = ("p", "g", "master", "one", "two", "three")
-    fields = [(name, np.uint64, (tensors,)) for name in names]
-    return np.dtype([*fields, ("size", np.int64, (tensors,)), ("first", np.uint32, (tensors,)), ("count", np.uint32),
-                     ("aligned", np.uint32)])  # fmt: skip
+def _layout(tensors: int) -> struct.Struct:
+    """The struct Table of optimizer.cu: addresses, sizes, first blocks, count, aligned."""
+    return struct.Struct(f"@{_COLUMNS * tensors}Q {tensors}q {tensors + 2}I")
 
 
 @functools.cache
@@ -106,7 +102,7 @@ def _kernel(shape: Shape, storage: np.dtype, gradient: np.dtype, master: bool, t
     r = "d" if real_of(storage).itemsize == 8 else "f"
     defines = {"STORAGE": CTYPES[storage], "GRADIENT": CTYPES[gradient], "MASTER": int(master), **shape.defines()}
     layout = {"VECTOR": 2 if r == "d" else VECTOR, "BATCH": BATCH, "TENSORS": tensors}
-    signature = f"{table_type(tensors).itemsize}s {' '.join([r] * 11)} P P P f"
+    signature = f"{_layout(tensors).size}s {' '.join([r] * 11)} P P P f"
     return Kernel("optimizer.cu", "optimizer_step", signature, defines | layout, ("--fmad=false",))
 
 
@@ -119,10 +115,18 @@ def takes(xp: Any, storage: np.dtype, gradient: np.dtype) -> bool:
 
 def accepts(xp: Any, entry: Entry) -> bool:
     """True where the kernel can update this parameter."""
-    real = real_of(entry.p.dtype)
-    rest = [*entry.states, *(() if entry.master is None else (entry.master,))]
-    right = takes(xp, entry.p.dtype, entry.g.dtype) and all(a.dtype == real for a in rest)
-    return right and all(a.flags.c_contiguous for a in entry.arrays())
+    return takes(xp, entry.p.dtype, entry.g.dtype) and fits(entry, real_of(entry.p.dtype))
+
+
+def fits(entry: Entry, real: np.dtype) -> bool:
+    """True where all arrays are contiguous, and states and master in the dtype of computation."""
+    p, g, master, states = entry
+    if not (p.flags.c_contiguous and g.flags.c_contiguous):
+        return False
+    for a in states if master is None else (master, *states):
+        if a.dtype != real or not a.flags.c_contiguous:
+            return False
+    return True
 
 
 def update(
@@ -138,38 +142,40 @@ def update(
     """
     machine = runtime(xp)
     assert machine is not None
-    groups: dict[tuple, list[tuple[Entry, list[int]]]] = {}
+    groups: dict[tuple, list[tuple[int, ...]]] = {}
+    address = machine.address
     for entry in entries:
-        if entry.p.size:
-            addresses = [machine.address(a) for a in entry.arrays()]
-            straight = not any(a & 15 for a in addresses)
-            key = entry.p.dtype, entry.g.dtype, entry.master is not None, straight
-            groups.setdefault(key, []).append((entry, addresses))
+        p, g, master, states = entry
+        if size := p.size:
+            at = (address(p), address(g), 0 if master is None else address(master), *map(address, states))
+            key = p.dtype, g.dtype, master is not None, functools.reduce(operator.or_, at) & 15 == 0
+            if key not in groups:
+                groups[key] = []
+            groups[key].append((size, *at))
     n = numbers
     rest = (1.0 - n.first, n.second, 1.0 - n.second)
     scalars = (n.rate, n.floor, n.shrink, n.decay, n.keep, n.unscale, n.first, *rest)
     for (storage, gradient, master, straight), members in groups.items():
         for start in range(0, len(members), BUCKETS[-1]):
-            part = members[start : start + BUCKETS[-1]]
+            part = tuple(members[start : start + BUCKETS[-1]])
             tensors = next(b for b in BUCKETS if b >= len(part))
             kernel = _kernel(shape, storage, gradient, master, tensors)
-            table, blocks = _table(part, tensors, THREADS * BATCH * kernel.defines["VECTOR"], master, straight)
+            table, blocks = _table(part, tensors, THREADS * BATCH * kernel.defines["VECTOR"], straight)
             limit = -1.0 if max_norm is None else max_norm
             number, array = (scale, None) if isinstance(scale, float) else (1.0, xp.asarray(scale, real_of(storage)))
             kernel((blocks, 1), (THREADS, 1), table, *scalars, number, array, device_numbers, report, limit)
 
 
-def _table(part: list, tensors: int, chunk: int, master: bool, straight: bool) -> tuple[bytes, int]:
-    table = np.zeros((), table_type(tensors))
-    columns = ("p", "g", *(("master",) if master else ()), "one", "two", "three")
-    for name, column in zip(columns, zip(*[addresses for _, addresses in part])):
-        table[name][: len(part)] = column
-    sizes = [entry.p.size for entry, _ in part]
-    table["size"][: len(part)] = sizes
-    ends = np.cumsum([ceil_div(size, chunk) for size in sizes])
-    table["first"][1 : len(part)] = ends[:-1]
-    table["count"], table["aligned"] = len(part), straight
-    return table.tobytes(), int(ends[-1])
+@functools.lru_cache(maxsize=64)  # an allocator that is asked for the same in every step gives the same places
+def _table(part: tuple[tuple[int, ...], ...], tensors: int, chunk: int, straight: bool) -> tuple[bytes, int]:
+    """The struct Table for entries (size, addresses of p, g, master or 0, and states), and how many blocks they take."""
+    sizes, *columns = zip(*part)
+    ends = list(accumulate([ceil_div(size, chunk) for size in sizes]))
+    rest = [0] * (tensors - len(part))
+    fields = [number for column in columns for number in (*column, *rest)]
+    fields += [0] * (tensors * (_COLUMNS - len(columns)))
+    table = _layout(tensors).pack(*fields, *sizes, *rest, 0, *ends[:-1], *rest, len(part), straight)
+    return table, ends[-1]
 
 
 @functools.cache

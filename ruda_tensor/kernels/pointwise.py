@@ -27,11 +27,18 @@ def _kernel(source: str, name: str, dtype: np.dtype, vector: int, batch: int, ki
     return Kernel(source, name, _SIGNATURES[name], defines)
 
 
+@functools.lru_cache(maxsize=4096)
+def _planned(
+    source: str, name: str, dtype: np.dtype, vector: int, batch: int, kind: int, size: int
+) -> tuple[Kernel, tuple[int, int]]:
+    return _kernel(source, name, dtype, vector, batch, kind), (ceil_div(size, THREADS * vector * batch), 1)
+
+
 def _run(xp: Any, source: str, name: str, size: int, arrays: tuple, kind: int = 0) -> None:
-    dtype, batch = arrays[0].dtype, BATCHES[name]
+    dtype = arrays[0].dtype
     vector = 16 // dtype.itemsize if aligned(xp, *arrays) else 1
-    kernel = _kernel(source, name, dtype, vector, batch, kind)
-    kernel((ceil_div(size, THREADS * vector * batch), 1), (THREADS, 1), *arrays, size)
+    kernel, grid = _planned(source, name, dtype, vector, BATCHES[name], kind, size)
+    kernel(grid, (THREADS, 1), *arrays, size)
 
 
 def activation_forward(xp: Any, kind: str, x: Any) -> Any:

@@ -11,7 +11,7 @@ from ..dtypes import FLOATING, HALF
 from .batch_norm import channel_sums, long_enough
 from .columns import OPERATIONS, reduce_columns
 from .gate import CTYPES, LONGEST, MOST_BLOCKS, ceil_div, contiguous, opened, vector_of
-from .launch import Kernel
+from .launch import Kernel, runtime
 
 NARROW, SHORT, FEW = 32, 32, 256  # columns, numbers per row, and rows: fewer leave most threads idle
 _BATCH = 4
@@ -41,7 +41,7 @@ def _all_but_channels(x: Any, axis: tuple[int, ...]) -> bool:
 
 def reduce(xp: Any, x: Any, axis: tuple[int, ...], kind: str) -> Any:
     """The "sum", "mean", "max" or "min" over `axis`, without that; None where the gate is shut or these are other axes."""
-    if not takes(x, axis, kind):
+    if runtime(xp) is None or not takes(x, axis, kind):
         return None
     if _all_but_channels(x, axis):
         return channel_sums(xp, x)

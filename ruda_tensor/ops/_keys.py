@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import backend
 from ..dtypes import BOOL, INT64, INTEGER, UINT64
+from ..kernels.ids import look
 from ..recording import capturing
 from ..tensor import Tensor
 
@@ -36,6 +37,9 @@ def checked(index: Any, size: int, name: str, device: Any) -> Any:
         signed = xp.where(signed < 0, signed + size, signed)
         return xp.where((signed < 0) | (signed >= size), NOWHERE, signed)
     if index.size:
+        seen = look(xp, index, size) if device.launches else None
+        if seen is not None and not seen.outside:
+            return seen.ids
         signed = index.astype(INT64, copy=False)
         if int(signed.view(UINT64).max()) < size:  # what is negative is a huge number there
             return signed

@@ -131,7 +131,7 @@ def relu(x: Any, /) -> Tensor:
     array([0., 2.], dtype=float32)
     """
     x = numeric(x, "relu")
-    return call(_relu_stored, (x,)) if x.device.launches and x.dtype in FLOATING else apply(_relu, (x,))
+    return call(_relu_stored, (x,)) if x.device.launches and x._data.dtype in FLOATING else apply(_relu, (x,))
 
 
 def relu6(x: Any, /) -> Tensor:

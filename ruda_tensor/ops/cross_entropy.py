@@ -12,6 +12,7 @@ import numpy as np
 from ..dtypes import FLOAT32, FLOATING, HALF, INT64, INTEGER, UINT64
 from ..kernels import cross_entropy as kernels
 from ..kernels.host import cross_entropy as host
+from ..kernels.ids import look
 from ..operation import Composite, Fused, call
 from ..recording import capturing
 from ..tensor import Tensor
@@ -249,14 +250,21 @@ def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> tup
             f"cross_entropy: logits {logits.shape} with classes along axis {axis} need class ids of shape {expected}, "
             f"got {targets.shape}; say where the classes are: rt.cross_entropy(logits, targets, axis=1)"
         )
+    device, all_count = targets.device, ignore if 0 <= ignore < classes else None
+    if device.launches:
+        if capturing():
+            return cast(targets, INT64), ignore
+        with device.entered():
+            seen = look(device.xp, targets._data, classes, ignore)
+        if seen is not None and not seen.wrong:
+            ids = targets if seen.ids is targets._data else Tensor._wrap(seen.ids, device)
+            return ids, ignore if seen.outside else all_count
     ids = cast(targets, INT64)
-    if ids.device.launches and capturing():
-        return ids, ignore
-    with ids.device.guard():
+    with device.entered():
         t = ids._data
         unsigned = t.view(UINT64)  # what is negative is a huge number there
         if t.size == 0 or unsigned.max() < classes:
-            return ids, ignore if 0 <= ignore < classes else None
+            return ids, all_count
         wrong = (unsigned >= classes) & (t != ignore)
         if wrong.any():
             raise IndexError(

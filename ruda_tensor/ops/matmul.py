@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
-from ..kernels import gemm
+from ..kernels import gemm, reductions
 from ..kernels.host.product import BIASED, LEAST
 from ..kernels.host.product import product as host_product
-from ..operation import Primitive, apply, binary
+from ..operation import Primitive, apply, binary, round_to, widen
 from ..tensor import Tensor
 from ._common import as_tensor, cast, normalize_axes, normalize_axis
 from ._sums import total
-from .reduce import sum as sum_
 from .shape import broadcast_shapes, broadcast_to, expand_dims, moveaxis, permute_dims, reshape
 
 __all__ = ["linear", "matmul", "outer", "tensordot", "vecdot"]
@@ -55,10 +54,6 @@ def _straight(a: Any) -> Any:
     return a if gemm.layout(strides, a.shape[-2:]) is not None else np.ascontiguousarray(a)
 
 
-def _turned(a: Any, transposed: bool) -> Any:
-    return a.swapaxes(-1, -2) if transposed else a
-
-
 def _form(tx: bool, ty: bool) -> Primitive:
     """The product of x and y, each transposed or not: out = a @ b gives da = g @ b.mT and db = a.mT @ g."""
 
@@ -72,7 +67,7 @@ def _form(tx: bool, ty: bool) -> Primitive:
 
     return Primitive(
         "matmul",
-        lambda xp, x, y: product(xp, _turned(x, tx), _turned(y, ty)),
+        lambda xp, x, y: product(xp, x.swapaxes(-1, -2) if tx else x, y.swapaxes(-1, -2) if ty else y),
         half="storage",
         memory_bound=False,
         poles=True,
@@ -158,10 +153,18 @@ def affine(xp: Any, x: Any, w: Any, b: Any, residual: Any = None) -> Any:
     return out.astype(x.dtype, copy=False)
 
 
+def _column_sums_forward(xp: Any, x: Any) -> Any:
+    axes = tuple(range(x.ndim - 1))
+    out = reductions.reduce(xp, x, axes, "sum")
+    if out is not None:
+        return out
+    (wide,), dtype = widen([x])
+    out = total(xp, wide, axes, False)
+    return out if dtype is None else round_to(out, dtype)
+
+
 _column_sums = Primitive(
-    "column_sums",
-    lambda xp, x: total(xp, x, tuple(range(x.ndim - 1)), False),
-    dx=lambda g, x_shape: broadcast_to(g, x_shape),
+    "column_sums", _column_sums_forward, half="storage", dx=lambda g, x_shape: broadcast_to(g, x_shape)
 )
 _linear = Primitive(
     "linear",
@@ -171,7 +174,7 @@ _linear = Primitive(
     poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
-    db=lambda g: sum_(g, axis=tuple(range(g.ndim - 1))) if g.device.launches else apply(_column_sums, (g,)),
+    db=lambda g: apply(_column_sums, (g,)),
     dresidual=lambda g: g,
 )
 
@@ -195,19 +198,21 @@ def linear(
     >>> rt.linear(x, w, residual=rt.ones((2, 4), device=rt.Cpu())).tolist()[0]
     [4.0, 4.0, 4.0, 4.0]
     """
-    x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        x, weight = as_tensor(x, None, "linear"), as_tensor(weight, None, "linear")
     if residual is not None:
         return _added(x, weight, bias, as_tensor(residual, x, "linear"))
     if bias is None:
         check_linear(x.shape, weight.shape, None)
         return matmul(x, weight)
     bias = as_tensor(bias, None, "linear")
-    check_linear(x.shape, weight.shape, bias.shape)
-    if not x._data.dtype is weight._data.dtype is bias._data.dtype or x._data.dtype not in FLOATING:
+    a, w, b = x._data, weight._data, bias._data
+    check_linear(a.shape, w.shape, b.shape)
+    if not a.dtype is w.dtype is b.dtype or a.dtype not in FLOATING:
         dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
         dtype = dtype if dtype in FLOATING else x.device.float_dtype
         x, weight, bias = cast(x, dtype), cast(weight, dtype), cast(bias, dtype)
-    if x._data.ndim == 1:
+    if a.ndim == 1:
         return reshape(apply(_linear, (reshape(x, (1, x.size)), weight, bias)), bias.shape)
     return apply(_linear, (x, weight, bias))
 

@@ -47,7 +47,7 @@ def _rotary(device: Any, x: rt.Tensor) -> rt.Tensor:
 
 
 _NORM = ("norm_forward",), ("norm_backward", "columns_finish")
-_ENTROPY = ("cross_entropy_forward", "cross_entropy_total"), ("cross_entropy_backward",)
+_ENTROPY = ("check_ids", "cross_entropy_forward", "cross_entropy_total"), ("cross_entropy_backward",)
 _ACTIVATION = ("activation_forward",), ("activation_backward",)
 N = 40
 CASES = {

@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ruda_tensor.kernels.launch import KernelError, first_error, substitute
 
 HEADER = Path(__file__).with_name("shim.hpp")
@@ -36,6 +38,7 @@ class HostRuntime:
 
     def __init__(self, count: int = 2, flags: tuple[str, ...] = ()) -> None:
         self.count, self.order, self.flags = count, 0, (*FLAGS, *flags)
+        self.seen = np.zeros(2, np.uint32)
         self.folder = Path(tempfile.gettempdir()) / f"ruda-shim-{os.getuid()}"
         self.folder.mkdir(exist_ok=True, mode=0o700)
         if self.folder.stat().st_uid != os.getuid():  # somebody else's: nothing is loaded from there
@@ -74,6 +77,12 @@ class HostRuntime:
 
     def free(self) -> None:
         """The CPU's memory is no pool's."""
+
+    def board(self) -> tuple[Any, int]:
+        return self.seen, self.seen.ctypes.data
+
+    def wait(self) -> None:
+        """A launch is done when it returns."""
 
     def header(self) -> Path:
         """shim.hpp, compiled ahead: half of the time of compiling a kernel."""

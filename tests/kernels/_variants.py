@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ruda_tensor.kernels import (
     attention,
@@ -12,6 +14,7 @@ from ruda_tensor.kernels import (
     conv,
     copies,
     cross_entropy,
+    ids,
     norms,
     optimizer,
     pointwise,
@@ -140,6 +143,8 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
                 yield f"{name}, few", segments._sort(name, segments._FEW)
         for unit in (1, 2, 4, 8, 16):
             yield f"take_rows of {unit} bytes", segments._take(unit)
+        for kind in ("int32", "int64"):
+            yield f"check_ids, {kind}", ids._kernel(np.dtype(kind))
         yield "cross_entropy_factor, float32", cross_entropy._reduce("cross_entropy_factor", dtype)
         yield "statistics_reduce", optimizer._reduce_kernel()
         for tile in (16, 32):

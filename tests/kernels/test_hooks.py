@@ -107,7 +107,7 @@ def test_what_the_kernels_do_not_take_goes_to_the_plain_bodies(place):
     rt.relu(rt.tensor([-1, 2], device=place))
     for f in (rt.softmax, rt.layer_norm, rt.gelu, rt.relu, rt.silu, lambda e: rt.silu_mul(e, e)):
         assert f(empty).shape == (0, 3)
-    assert not HITS
+    assert set(HITS) == {"check_ids"}
 
 
 def test_a_float32_bias_alone_beside_a_half_input_keeps_its_gradient_in_float32(place):

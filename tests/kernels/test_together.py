@@ -177,6 +177,21 @@ def test_memory_that_nobody_sees_is_used_again(place):
     assert addresses(model.ps[0]) == before
 
 
+@pytest.mark.parametrize("name", ["adam", "nesterov"])
+@pytest.mark.parametrize("dtypes", [(rt.float32, rt.float64, rt.bfloat16), (rt.bfloat16, rt.float64)], ids=str)
+def test_the_state_follows_its_parameter_to_another_dtype(name, dtypes, place):
+    outcomes = []
+    for device, fused in ((place, True), (rt.Cpu(), False)):
+        model, optimizer = many(dtypes[0], device), OPTIMIZERS[name]()
+        for i, dtype in enumerate(dtypes):
+            model = model.to_dtype(dtype)
+            steps, before = range(i + 1, i + 2), HITS["optimizer_step"]
+            model, optimizer = train(None, dtype, device, steps, lambda step, on=fused: on, model=model, optimizer=optimizer)
+            assert (HITS["optimizer_step"] > before) == fused
+        outcomes.append((bits(model), optimizer.to_record()))
+    assert outcomes[0][0] == outcomes[1][0] and same_record(outcomes[0][1], outcomes[1][1])
+
+
 def test_a_step_that_is_not_finite_changes_nothing(place):
     model, optimizer = train(OPTIMIZERS["fused adamw"], rt.float32, place, range(1, 3))
     before, record = bits(model), optimizer.to_record()

@@ -69,6 +69,7 @@ def function(name: str, symbol: str, arguments: str) -> Any:
         given, _, result = arguments.partition(">")
         call.restype = kinds[result] if result else None
         call.argtypes = [kinds[letter] for letter in given]
+        call.place = ctypes.cast(call, ctypes.c_void_p)  # for pool.c, which calls it
     return call
 
 

@@ -6,6 +6,7 @@ than most parts take. Parts are the same on any number of cores, and so are the 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def share(call: Any, table: np.ndarray, number: float = 0.0) -> None:
     """Call a function for each row of a table, which may have more columns than it has arguments."""
     count = len(table)
     if count > 1 and threads() > 1 and (shared := _shared()) is not None:
-        shared(ctypes.cast(call, ctypes.c_void_p), address(table), count, min(threads(), count) - 1, number)
+        shared(call.place, address(table), count, min(threads(), count) - 1, number)
         return
     floating = call.argtypes[-1] is ctypes.c_float
     given = len(call.argtypes) - floating
@@ -50,4 +51,9 @@ def share(call: Any, table: np.ndarray, number: float = 0.0) -> None:
 def _shared() -> Any:
     """The function of pool.c, or None."""
     shared = function("pool", "run", "ppnnf")
-    return shared if shared is not None and function("pool", "usable", ">n")() else None
+    return shared if shared is not None and _usable() else None
+
+
+@functools.cache
+def _usable() -> bool:
+    return bool(function("pool", "usable", ">n")())

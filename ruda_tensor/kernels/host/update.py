@@ -1,13 +1,14 @@
 """The updates of optimizers: a compiled body gives the bits of the NumPy rule, so a step may use either."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import FLOAT32, SMALL, address, function, loaded
-from .pool import run
+from .pool import WIDTH, share
 
 FLOAT64 = np.dtype(np.float64)
 SUFFIX = {FLOAT32: "float", FLOAT64: "double"}
@@ -23,14 +24,27 @@ def update(name: str, xp: Any, arrays: Sequence[Any], constants: Any, flags: int
     p = arrays[0]
     if xp is not np or (p.size < SMALL and not loaded("update")):
         return False
-    if p.dtype not in SUFFIX or not all(
-        a is None or (a.dtype is p.dtype and a.flags.c_contiguous) for a in arrays
-    ):
+    dtype = p.dtype
+    if dtype not in SUFFIX:
         return False
-    call = function("update", f"{name}_{SUFFIX[p.dtype]}", KINDS[name])
+    for a in arrays:
+        if a is not None and (a.dtype is not dtype or not a.flags.c_contiguous):
+            return False
+    call = function("update", f"{name}_{SUFFIX[dtype]}", KINDS[name])
     if call is None:
         return False
-    first = np.arange(0, max(1, p.size), BLOCK)
-    count = np.minimum(p.size - first, BLOCK)
-    run(call, *[0 if a is None else address(a) + first * p.itemsize for a in arrays], count, address(constants), flags)
+    places = [address(a) for a in arrays]
+    parts = _parts(p.size, p.itemsize, tuple([at != 0 for at in places]))
+    rest = [0] * (WIDTH - len(places) - 3)
+    share(call, parts + np.array([*places, 0, address(constants), flags, *rest]))
     return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(size: int, itemsize: int, present: tuple[bool, ...]) -> np.ndarray:
+    """How far on each block begins in the arrays that there are, and how many numbers it has, as rows for `share`."""
+    first = np.arange(0, max(1, size), BLOCK)
+    table = np.zeros((len(first), WIDTH), np.int64)
+    table[:, : len(present)] = np.outer(first * itemsize, present)
+    table[:, len(present)] = np.minimum(size - first, BLOCK)
+    return table
