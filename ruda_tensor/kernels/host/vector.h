@@ -130,3 +130,31 @@ INLINE vf exponential_below(vf x) {
 }
 
 INLINE vf exponential(vf x) { return exponential_below(smaller(all(89.0f), x)); }
+
+#if defined(__AVX512F__)
+/* Exchange the blocks beside the diagonal, of 8 by 8 to 1 by 1: what was a row becomes a column. */
+INLINE void turn_block(vf *rows) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+    for (int h = LANES / 2; h; h /= 2) {
+        const vi high = (lane & h) != 0, upper = (~high & lane) | (high & (lane - h + LANES)),
+                 lower = (~high & (lane + h)) | (high & (lane + LANES));
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & h) continue;
+            const __m512 a = (__m512)rows[i], b = (__m512)rows[i + h];
+            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)upper, b);
+            rows[i + h] = (vf)_mm512_permutex2var_ps(a, (__m512i)lower, b);
+        }
+    }
+}
+#else
+/* What was a row becomes a column. */
+INLINE void turn_block(vf *rows) {
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const float above = rows[j][i];
+            rows[j][i] = rows[i][j], rows[i][j] = above;
+        }
+}
+#endif
