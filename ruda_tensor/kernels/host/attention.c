@@ -93,10 +93,13 @@ static int64_t visible(const Shape *p, int64_t query) {
 
 /* Hide from each lane the keys beyond those that it sees: a score of -inf, and nothing in `ds`. */
 static void hide(const Shape *p, int64_t t0, int64_t seen, float *s, float *ds) {
+    const int64_t first = t0 + 1 + p->n - p->t; /* which the first lane sees no more */
     for (int64_t j = visible(p, t0); j < seen; j++)
-        for (int64_t i = 0; i < BESIDE && visible(p, t0 + i) <= j; i++) {
-            s[j * BESIDE + i] = -INFINITY;
-            if (ds) ds[j * BESIDE + i] = 0;
+        for (int v = 0; v < VECTORS; v++) {
+            const vi hidden = lane_numbers() + v * LANES <= (int32_t)(j - first < BESIDE ? j - first : BESIDE);
+            const int64_t at = j * BESIDE + v * LANES;
+            store(s + at, choose(hidden, all(-INFINITY), load(s + at)));
+            if (ds) store(ds + at, choose(hidden, all(0), load(ds + at)));
         }
 }
 

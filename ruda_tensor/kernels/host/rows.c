@@ -219,3 +219,23 @@ void rms_backward(const float *g, const float *x, const float *w, const float *r
                   int64_t n) {
     backward(g, x, w, 0, 0, r, dx, dw, 0, rows, n);
 }
+
+/* Add the sums of the columns to `out`: four rows at a time, and those to a sum of 64 rows, so that few roundings fall on
+   each. */
+void column_sums(const float *x, float *out, int64_t rows, int64_t n) {
+    enum { TILE = 512, MANY = 64 };
+    float part[TILE];
+    for (int64_t from = 0; from < n; from += TILE)
+        for (int64_t first = 0; first < rows; first += MANY) {
+            const int64_t columns = n - from < TILE ? n - from : TILE, last = rows - first < MANY ? rows : first + MANY;
+            memset(part, 0, sizeof part);
+            int64_t row = first;
+            for (; row + 4 <= last; row += 4) {
+                const float *a = x + row * n + from, *b = a + n, *c = b + n, *d = c + n;
+                for (int64_t j = 0; j < columns; j++) part[j] += (a[j] + b[j]) + (c[j] + d[j]);
+            }
+            for (; row < last; row++)
+                for (int64_t j = 0; j < columns; j++) part[j] += x[row * n + from + j];
+            for (int64_t j = 0; j < columns; j++) out[from + j] += part[j];
+        }
+}

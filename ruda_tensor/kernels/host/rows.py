@@ -1,4 +1,4 @@
-"""softmax, log_softmax, layer_norm and rms_norm: each function runs the compiled body and returns True, or declines.
+"""softmax, log_softmax, layer_norm, rms_norm and sums: each function runs the compiled body and returns True, or declines.
 
 Arrays are contiguous rows (rows, n) in float32; blocks of rows go to all cores. Which rows are taken depends on their
 length alone, so that a row's result is the same bits in any company.
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import FLOAT32, address, function
+from . import FLOAT32, SMALL, address, function
 from .pool import cut, run
 
 LONG = 64  # columns; shorter rows, such as those of a few classes, are no reason to wait for a compiler
@@ -97,3 +97,14 @@ def rms_backward(xp: Any, g: Any, x: Any, w: Any, r: Any, dx: Any, sums: Any) ->
     run(call, incoming + at, source + at, weight, column + first * 4, target and target + at,
         _sums(sums, first, count), count, n)  # fmt: skip
     return True
+
+
+def column_sums(x: Any) -> Any:
+    """The sums of the columns of rows (rows, n), or None."""
+    if not _takes(np, x, x) or x.size < SMALL or (call := function("rows", "column_sums", "ppnn")) is None:
+        return None
+    n = x.shape[1]
+    first, count = _blocks(len(x), 4 * n)
+    parts = np.zeros((len(first), n), FLOAT32)
+    run(call, address(x) + first * (n * 4), address(parts) + np.arange(len(first)) * (n * 4), count, n)
+    return parts[0] if len(parts) == 1 else parts.sum(axis=0)
