@@ -13,8 +13,8 @@ import numpy as np
 
 from ..dtypes import FLOATING
 from ..kernels import segments
-from ..kernels.host import rows as host
 from ..kernels.capture import capturing
+from ..kernels.host import rows as host
 from ..operation import Primitive, apply, round_to, widen
 from ._sums import total
 from .shape import reshape

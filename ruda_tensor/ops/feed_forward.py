@@ -119,8 +119,9 @@ def feed_forward(
 
     `activation` f is "relu", "gelu", "gelu_tanh" or "silu". Shapes: x [..., d_in], w1 [d_in, d_ff], b1 [d_ff] (or None),
     w2 [d_ff, d_out], b2 [d_out] (or None), residual and the result [..., d_out]. On a GPU bias and gelu_tanh are computed
-    as the first product leaves the registers, and the second one starts from the residual. There and in float32 on a CPU with
-    a compiler, backward keeps x w1 + b1 but not f of it. Half types are rounded where something is stored: x w1 + b1 beside f, its result, and the whole.
+    as the first product leaves the registers, and the second one starts from the residual. There, and in float32 on a CPU
+    with a compiler, backward keeps x w1 + b1 but not f of it. Half types are rounded where something is stored: x w1 + b1
+    beside f, its result, and the whole.
 
     Errors: ValueError where the sizes do not fit, or for another activation.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.3.
