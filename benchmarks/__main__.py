@@ -84,15 +84,25 @@ def agree(results: dict[str, list]) -> None:
                 raise RuntimeError(f"ruda and {name} disagree by {worst:.2g} of the largest gradient")
 
 
+def alike(sizes: dict[str, int]) -> None:
+    """Refuse to compare with a peer that trains another model: it must have as many parameters."""
+    for name, size in sizes.items():
+        if size != sizes["ruda"]:
+            raise RuntimeError(f"ruda trains {sizes['ruda']:,} parameters and {name} {size:,}, which is no comparison")
+
+
 def run_case(name: str, case: Case, libraries: list[Library], on_gpu: bool, rounds: int) -> dict[str, Any]:
     """Time one case against its peers and print its lines."""
     results: dict[str, list] = {}
+    sizes: dict[str, int] = {}
     turns: dict[str, Callable[[], float]] = {}
     for library in libraries:
-        made = library.make(name)
+        made, trained = library.make(name)
         results.update(made)
+        sizes.update(trained)
         turns.update({label: lambda library=library, label=label: library.turn(label) for label in made})
     agree(results)
+    alike(sizes)
     times: Times = interleave(turns, rounds)
     title = case.title
     if name in ("softmax", "layer_norm", "gelu"):

@@ -33,7 +33,7 @@ class CharGpt(Module):
 def made(device: rt.Device) -> CharGpt:
     recording = Autodiff(device)
     body = TransformerEncoderConfig(
-        WIDTH, HEADS, LAYERS, dropout=0.0, activation="gelu_tanh", norm_first=True, causal=True
+        WIDTH, HEADS, n_layers=LAYERS, dropout=0.0, activation="gelu_tanh", norm_first=True, causal=True
     )
     return CharGpt(
         EmbeddingConfig(CHARACTERS, WIDTH).init(recording),

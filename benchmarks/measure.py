@@ -16,6 +16,16 @@ Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
+class Trained:
+    """A training step, with the number of parameters that it trains: only models of one size are compared."""
+
+    def __init__(self, run: Run, parameters: int) -> None:
+        self.run, self.parameters = run, parameters
+
+    def __call__(self) -> object:
+        return self.run()
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds per call of each candidate in each round."""

@@ -11,7 +11,7 @@ from ruda_optim import AdamConfig, AdamWConfig, GradientsParams
 
 from .char_gpt import made, window
 from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
-from .measure import Run
+from .measure import Run, Trained
 
 
 class Mlp(Module):
@@ -44,14 +44,14 @@ def chain(device: rt.Device) -> Run:
 
 
 def _trained(model: Any, loss_of: Callable[[Any], rt.Tensor], config: Any = None) -> Run:
-    optimizer = (config or AdamConfig()).init()
+    optimizer, parameters = (config or AdamConfig()).init(), model.num_params()
 
     def run() -> None:
         nonlocal model
         gradients = GradientsParams.from_grads(loss_of(model).backward(), model)
         model = optimizer.step(1e-3, model, gradients)
 
-    return run
+    return Trained(run, parameters)
 
 
 def mlp(device: rt.Device) -> Run:

@@ -10,7 +10,7 @@ from torch import nn
 
 from .char_gpt import torch_model, window
 from .inputs import ADAMW, CHAIN, CONV, LAYERS, batch, normal, rows
-from .measure import Run
+from .measure import Run, Trained
 
 torch.backends.cudnn.allow_tf32 = False  # as everything else here: full float32
 
@@ -47,7 +47,11 @@ def _trained(model: nn.Module, loss_of: Callable[[], torch.Tensor], fused: bool,
         loss_of().backward()
         optimizer.step()
 
-    return run
+    return Trained(run, _size(model))
+
+
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def mlp(device: str, fused: bool = False) -> Run:
@@ -78,7 +82,7 @@ def mlp_graph(device: str) -> Run:
     def replay(held: Any = (model, x, classes, optimizer)) -> None:  # the graph does not keep its inputs alive
         graph.replay()
 
-    return replay
+    return Trained(replay, _size(model))
 
 
 def linear(device: str, fused: bool = False) -> Run:

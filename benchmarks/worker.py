@@ -9,7 +9,7 @@ from typing import Any
 
 import ruda_tensor as rt
 
-from .measure import Run, Turns
+from .measure import Run, Trained, Turns
 
 LIBRARIES = ("ruda", "torch", "autograd", "floors")
 Makers = dict[str, dict[str, Callable[[], Run]]]  # case -> candidate -> what makes it
@@ -56,12 +56,14 @@ def serve(pipe: Any, library: str, device: rt.Device, slot: float, clock: str) -
                 pipe.send(("ok", turns[name].take()))
                 continue
             turns.clear()
-            results = {}
+            results, sizes = {}, {}
             for label, make in workloads.get(name, {}).items():
                 run = make()
                 results[label] = agreeing(run())
+                if isinstance(run, Trained):
+                    sizes[label] = run.parameters
                 turns[label] = Turns(run, device.synchronize, slot, clock)
-            pipe.send(("ok", results))
+            pipe.send(("ok", (results, sizes)))
     except EOFError:
         pass
     except Absent as absent:
@@ -92,8 +94,8 @@ class Library:
         self.absent = kind == "absent"
         return value
 
-    def make(self, case: str) -> dict[str, list]:
-        """Make a case's candidates and return the result of each, as arrays to compare."""
+    def make(self, case: str) -> tuple[dict[str, list], dict[str, int]]:
+        """Make a case's candidates; return the results, as arrays to compare, and how many parameters those have that train."""
         self.pipe.send(("make", case))
         return self._answer()
 

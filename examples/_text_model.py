@@ -1,6 +1,7 @@
 """The model of the text example and its text: a GPT over characters, and the documentation that every Python carries."""
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -59,6 +60,7 @@ class CharGptConfig(Config):
     """Settings of `CharGpt`: how many characters there are, how far back it looks, and its size."""
 
     characters: int
+    _: KW_ONLY
     length: int = 128
     d_model: int = 128
     n_heads: int = 4
@@ -69,7 +71,7 @@ class CharGptConfig(Config):
         """Return a fresh model: small random weights as in GPT-2 (Radford et al. 2019)."""
         small = Normal(0.0, 0.02)
         body = TransformerEncoderConfig(
-            self.d_model, self.n_heads, self.n_layers, dropout=self.dropout, activation="gelu_tanh", norm_first=True,
+            self.d_model, self.n_heads, n_layers=self.n_layers, dropout=self.dropout, activation="gelu_tanh", norm_first=True,
             causal=True, initializer=small,
         )  # fmt: skip
         return CharGpt(

@@ -230,9 +230,11 @@ class Walk:
                 node.parents = node.kept = None  # consumed, also where what follows fails
             arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
             if fused is not None:
-                result = self.pull_onto(node, arrays, extras, needs, static, device) if fused.adds else None
+                result = self.pull_onto(node, fused.backward, arrays, extras, needs, static, device) if fused.adds else None
                 if result is None:
                     result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
+            elif op.fused is not None and op.fused.adds and node.dtype not in HALF:
+                result = self.pull_onto(node, op.backward, arrays, extras, needs, static, device)
             if result is None:
                 arrays, _ = widen(arrays)
                 result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
@@ -246,9 +248,10 @@ class Walk:
             return {}
         return {"spend": True} if last_holder(kept, op.keeps.index(op.fused.spends), device.xp) else {}
 
-
-    def pull_onto(self, node: Node, arrays: list, extras: tuple, needs: tuple, static: dict, device: Any) -> list | None:
-        """Let a kernel add the first input's gradient to what has arrived of it already; None where nothing has.
+    def pull_onto(
+        self, node: Node, body: Any, arrays: list, extras: tuple, needs: tuple, static: dict, device: Any
+    ) -> list | None:
+        """Let a body add the first input's gradient to what has arrived of it already; None where nothing has.
 
         That saves a pass over the gradient of a residual stream for each of its norms, and in half types four.
         """
@@ -256,7 +259,7 @@ class Walk:
         waiting = None if parent is None or mode.anomaly else self.grads.get(parent)
         if waiting is None:
             return None
-        found = node.op.fused.backward(device.xp, *arrays, *extras, needs=needs, **static, add=waiting._data)
+        found = body(device.xp, *arrays, *extras, needs=needs, **static, add=waiting._data)
         if found is None:
             return None
         self.grads[parent] = _wrap(found[0], device)  # type: ignore[index]

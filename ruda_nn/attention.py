@@ -1,6 +1,7 @@
 """Multi-head attention, with shared key heads, rotary positions and a cache for decoding."""
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 import ruda_tensor as rt
@@ -182,6 +183,7 @@ class MultiHeadAttentionConfig(Config):
 
     d_model: int
     n_heads: int
+    _: KW_ONLY
     n_kv_heads: int | None = None
     d_head: int | None = None
     bias: bool = True

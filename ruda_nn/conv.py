@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY
 from typing import Any
 
 import ruda_tensor as rt
@@ -111,6 +112,7 @@ class Conv1dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] = 1
     padding: Padding = 0
+    _: KW_ONLY
     dilation: int | tuple[int, ...] = 1
     groups: int = 1
     bias: bool = True
@@ -133,6 +135,7 @@ class Conv2dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] = 1
     padding: Padding = 0
+    _: KW_ONLY
     dilation: int | tuple[int, ...] = 1
     groups: int = 1
     bias: bool = True
@@ -158,6 +161,7 @@ class ConvTranspose2dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] = 1
     padding: int | tuple[int, ...] = 0
+    _: KW_ONLY
     output_padding: int | tuple[int, ...] = 0
     dilation: int | tuple[int, ...] = 1
     groups: int = 1

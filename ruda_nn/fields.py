@@ -36,7 +36,10 @@ def fill(instance: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if name in positional[: len(args)]:
             _refuse(instance, f"{name!r} is given twice, by position and by name", args, kwargs)
     if len(args) > len(positional):
-        _refuse(instance, f"{len(args)} values were given by position, and there are {len(positional)}", args, kwargs)
+        given_so = f"{len(args)} value{'s were' if len(args) > 1 else ' was'} given by position, and there are {len(positional)}"
+        named = next((f.name for f in fields if f.kw_only), None)
+        as_in = "" if named is None else _by_name(type(instance), args[: len(positional)], named)
+        _refuse(instance, given_so + as_in, args, kwargs)
     missing = [f.name for f in fields if f.name not in given and not _has_default(f)]
     if missing:
         _refuse(instance, f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing", args, kwargs)
@@ -64,9 +67,20 @@ def _has_default(f: Any) -> bool:
     return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 
 
+def _by_name(cls: type, args: tuple, name: str) -> str:
+    """The line that gives a field by its name, behind those that are given by position."""
+    shown = [repr(v) if isinstance(v, PLAIN) else "..." for v in args]
+    return f"; give the others by name: {cls.__name__}({', '.join([*shown, f'{name}=...'])})"
+
+
 def _refuse(instance: Any, problem: str, args: tuple, kwargs: dict[str, Any]) -> NoReturn:
     cls = type(instance)
-    call = f"{cls.__name__}({', '.join(str(p).partition(':')[0] for p in signature(cls).parameters.values())})"
+    parameters = list(signature(cls).parameters.values())
+    shown = [str(p).partition(":")[0] for p in parameters]
+    named = [i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if named:
+        shown.insert(named[0], "*")
+    call = f"{cls.__name__}({', '.join(shown)})"
     raise TypeError(f"{cls.__name__}: {problem}; it takes {call}" + advice(cls, args, kwargs))
 
 

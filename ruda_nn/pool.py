@@ -1,6 +1,7 @@
 """Pooling layers over the last axis [..., L] or the last two [..., H, W]."""
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 import ruda_tensor as rt
@@ -140,6 +141,7 @@ class MaxPool1dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] | None = None
     padding: int | tuple[int, ...] = 0
+    _: KW_ONLY
     dilation: int | tuple[int, ...] = 1
     ceil_mode: bool = False
 
@@ -159,6 +161,7 @@ class MaxPool2dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] | None = None
     padding: int | tuple[int, ...] = 0
+    _: KW_ONLY
     dilation: int | tuple[int, ...] = 1
     ceil_mode: bool = False
 
@@ -180,6 +183,7 @@ class AvgPool1dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] | None = None
     padding: int | tuple[int, ...] = 0
+    _: KW_ONLY
     ceil_mode: bool = False
     count_include_pad: bool = True
 
@@ -198,6 +202,7 @@ class AvgPool2dConfig(Config):
     kernel_size: int | tuple[int, ...]
     stride: int | tuple[int, ...] | None = None
     padding: int | tuple[int, ...] = 0
+    _: KW_ONLY
     ceil_mode: bool = False
     count_include_pad: bool = True
 

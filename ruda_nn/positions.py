@@ -9,6 +9,7 @@ model's record.
 from __future__ import annotations
 
 import functools
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ class RotaryConfig(Config):
     """
 
     d_head: int
+    _: KW_ONLY
     theta: float = 1e4
     dims: int | None = None
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY
 from typing import Any
 
 import ruda_tensor as rt
@@ -255,6 +256,7 @@ class RnnConfig(Config):
     d_in: int
     d_hidden: int
     num_layers: int = 1
+    _: KW_ONLY
     bidirectional: bool = False
     dropout: float = 0.0
     bias: bool = True
@@ -276,6 +278,7 @@ class GruConfig(Config):
     d_in: int
     d_hidden: int
     num_layers: int = 1
+    _: KW_ONLY
     bidirectional: bool = False
     dropout: float = 0.0
     bias: bool = True
@@ -295,6 +298,7 @@ class LstmConfig(Config):
     d_in: int
     d_hidden: int
     num_layers: int = 1
+    _: KW_ONLY
     bidirectional: bool = False
     dropout: float = 0.0
     bias: bool = True

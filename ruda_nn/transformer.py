@@ -1,6 +1,7 @@
 """Transformer layers and stacks: encoders (with `causal=True` also language models) and decoders over a memory."""
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from functools import partial
 from typing import Any
 
@@ -248,6 +249,7 @@ class _Settings(Config):
 
     d_model: int
     n_heads: int
+    _: KW_ONLY
     d_ff: int | None = None
     n_kv_heads: int | None = None
     dropout: float = 0.1
@@ -334,6 +336,7 @@ class TransformerDecoderLayerConfig(_Settings):
     True
     """
 
+    _: KW_ONLY
     causal: bool = True
 
     def init(self, device: Any = None) -> TransformerDecoderLayer:
@@ -348,6 +351,7 @@ class TransformerEncoderConfig(_Settings):
     3
     """
 
+    _: KW_ONLY
     n_layers: int = 6
     final_norm: bool | None = None
 
@@ -365,6 +369,7 @@ class TransformerDecoderConfig(_Settings):
     3
     """
 
+    _: KW_ONLY
     causal: bool = True
     n_layers: int = 6
     final_norm: bool | None = None

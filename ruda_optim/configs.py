@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY
 from typing import Any
 
 from ruda_nn import Config
@@ -63,6 +64,7 @@ class SgdConfig(OptimizerConfig):
     ('velocity',)
     """
 
+    _: KW_ONLY
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
@@ -89,6 +91,7 @@ class AdamConfig(OptimizerConfig):
     1e-06
     """
 
+    _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -129,6 +132,7 @@ class AdamWConfig(AdamConfig):
     0.01
     """
 
+    _: KW_ONLY
     weight_decay: float = 1e-2
     cautious_weight_decay: bool = False
     fused_step: bool = False
@@ -166,6 +170,7 @@ class AdaGradConfig(OptimizerConfig):
     Optimizer(AdaGrad, 0 states)
     """
 
+    _: KW_ONLY
     lr_decay: float = 0.0
     eps: float = 1e-10
     weight_decay: float = 0.0
@@ -189,6 +194,7 @@ class RmsPropConfig(OptimizerConfig):
     ('square_avg', 'buffer')
     """
 
+    _: KW_ONLY
     alpha: float = 0.99
     eps: float = 1e-8
     momentum: float = 0.0
@@ -216,6 +222,7 @@ class AdanConfig(OptimizerConfig):
     Optimizer(Adan, 0 states)
     """
 
+    _: KW_ONLY
     betas: tuple[float, float, float] = (0.98, 0.92, 0.99)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -245,6 +252,7 @@ class MuonConfig(OptimizerConfig):
     Optimizer(Muon, 0 states)
     """
 
+    _: KW_ONLY
     momentum: float = 0.95
     dampening: float = 0.0
     nesterov: bool = True

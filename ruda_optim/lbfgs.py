@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class LBFGSConfig(Config):
     LBFGS(0 iterations)
     """
 
+    _: KW_ONLY
     max_iter: int = 20
     history_size: int = 100
     tolerance_grad: float = 1e-7

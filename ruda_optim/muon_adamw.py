@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -38,6 +39,7 @@ class MuonAdamWConfig(Config):
     MuonAdamW(Muon: weight; AdamW: bias)
     """
 
+    _: KW_ONLY
     muon: MuonConfig = MuonConfig()
     adamw: AdamWConfig = AdamWConfig()
     adamw_lr_ratio: float = 0.015

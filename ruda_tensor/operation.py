@@ -259,7 +259,8 @@ class Fused(NamedTuple):
     It gets half arrays as they are. Both forwards keep the same residuals, so any forward goes with any backward.
     `spends`: the kept input over which the backward may write its gradient where it is called with `spend=True`,
     because nobody else will read it.
-    `adds`: the backward takes `add=`, the gradient that the first input has got so far, and answers with their sum.
+    `adds`: the backward, and the plain one too, takes `add=`, the gradient that the first input has got so far, and answers
+    with their sum.
     """
 
     sources: str

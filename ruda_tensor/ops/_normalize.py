@@ -116,9 +116,9 @@ def layer_forward(xp: Any, x: Any, weight: Any, bias: Any, *, axes: int, eps: fl
 
 
 def layer_backward(
-    xp: Any, g: Any, x: Any, weight: Any, m: Any, shift: Any, r: Any, *, needs: tuple, axes: int, eps: float
+    xp: Any, g: Any, x: Any, weight: Any, m: Any, shift: Any, r: Any, *, needs: tuple, axes: int, eps: float, add: Any = None
 ) -> tuple:
-    """With y = (x - m) r and h = g w:  dx = r (h - mean(h) - y mean(h y)),  dw = sum(g y),  db = sum(g).
+    """With y = (x - m) r and h = g w:  dx = r (h - mean(h) - y mean(h y)) + add,  dw = sum(g y),  db = sum(g).
 
     With y = (c - s) r for a constant s per row, where c is x itself where its mean s is small, else centered and s = 0,
     all sums are of g and of g c, and dx = r (h - (k c + mean(h) - k s)) with k = r mean(h y).
@@ -129,7 +129,8 @@ def layer_backward(
     w, zero, shape = _flat(xp, weight), x.dtype.type(0), x.shape[x.ndim - axes :]
     both = _Parts(xp)
     columns = both.zeros(2, n) if needs[1] or needs[2] else None
-    if host.layer_backward(xp, incoming, source, w, m, shift, r, target if needs[0] else None, columns):
+    more = None if add is None else _rows(xp, add, axes)
+    if host.layer_backward(xp, incoming, source, w, m, shift, r, more, target if needs[0] else None, columns):
         sums = both.sum((2, *shape), x.dtype) if columns else (None, None)
         return tuple(a if needed else None for a, needed in zip((dx, *sums), needs))
     dw, db = _Parts(xp), _Parts(xp)
@@ -160,6 +161,8 @@ def layer_backward(
                 xp.multiply(g, w, out=h)
                 h -= product
             h *= scale
+            if more is not None:
+                h += more[block]
 
     each_block(xp, rows, 2 * n * x.itemsize, body)
     return (
@@ -188,14 +191,17 @@ def rms_forward(xp: Any, x: Any, weight: Any, *, axes: int, eps: float) -> tuple
     return out, r
 
 
-def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, axes: int, eps: float) -> tuple:
-    """With y = x r and h = g w:  dx = r (h - y mean(h y)),  dw = sum(g y)."""
+def rms_backward(
+    xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, axes: int, eps: float, add: Any = None
+) -> tuple:
+    """With y = x r and h = g w:  dx = r (h - y mean(h y)) + add,  dw = sum(g y)."""
     dx = xp.empty(x.shape, x.dtype)
     source, incoming, target = (_rows(xp, a, axes) for a in (x, g, dx))
     rows, n = source.shape
     w, dw, shape = _flat(xp, weight), _Parts(xp), x.shape[x.ndim - axes :]
     columns = dw.zeros(n) if needs[1] else None
-    if host.rms_backward(xp, incoming, source, w, r, target if needs[0] else None, columns):
+    more = None if add is None else _rows(xp, add, axes)
+    if host.rms_backward(xp, incoming, source, w, r, more, target if needs[0] else None, columns):
         return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None
 
     def body(block: slice) -> None:
@@ -212,6 +218,8 @@ def rms_backward(xp: Any, g: Any, x: Any, weight: Any, r: Any, *, needs: tuple, 
                 xp.multiply(g, w, out=h)
                 h -= product
             h *= scale
+            if more is not None:
+                h += more[block]
 
     each_block(xp, rows, 2 * n * x.itemsize, body)
     return dx if needs[0] else None, dw.sum(shape, x.dtype) if needs[1] else None

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..kernels import flash as kernels
+from ..kernels.host import attention as host
 from ..operation import Composite, Fused, call
 from ..tensor import Tensor
 from ._attend import attend, attend_backward
@@ -45,18 +48,26 @@ def _expression(packed: Tensor, *, heads: int, shared: int, scale: float, causal
 
 
 def _forward(xp: Any, packed: Any, *, heads: int, shared: int, scale: float, causal: bool) -> tuple[Any, Any]:
-    out, lse = attend(xp, *_cut(packed, heads, shared), None, scale=scale, causal=causal, dropout=None)
-    return _joined(out), lse
+    q, k, v = _cut(packed, heads, shared)
+    out = xp.empty((*packed.shape[:2], heads * q.shape[3]), packed.dtype)
+    compiled = host.forward(xp, q, k, v, scale=scale, causal=causal, out=_apart(out, heads))
+    if compiled is not None:
+        return out, compiled[1]
+    found, lse = attend(xp, q, k, v, None, scale=scale, causal=causal, dropout=None)
+    return _joined(found), lse
 
 
 def _backward(
     xp: Any, g: Any, packed: Any, out: Any, lse: Any, *, needs: tuple, heads: int, shared: int, scale: float, causal: bool
 ) -> tuple[Any]:
-    parts, static = _cut(packed, heads, shared), {"scale": scale, "causal": causal, "dropout": None}
-    needs = (True, True, True, False)
-    found = attend_backward(xp, _apart(g, heads), *parts, None, _apart(out, heads), lse, needs=needs, **static)
+    parts, static = _cut(packed, heads, shared), {"scale": scale, "causal": causal}
     gradient = xp.empty(packed.shape, packed.dtype)
-    for part, computed in zip(_cut(gradient, heads, shared), found):
+    into = _cut(gradient, heads, shared)
+    if host.backward(xp, _apart(g, heads), *parts, lse, into=into, **static) is not None:
+        return (gradient,)
+    needs = (True, True, True, False)
+    found = attend_backward(xp, _apart(g, heads), *parts, None, _apart(out, heads), lse, needs=needs, dropout=None, **static)
+    for part, computed in zip(into, found):
         part[...] = computed
     return (gradient,)
 
@@ -88,4 +99,5 @@ def packed_attention(packed: Tensor, heads: int, shared: int, *, causal: bool, s
     """
     static = {"heads": heads, "shared": shared, "causal": bool(causal)}
     static["scale"] = (packed.shape[2] // (heads + 2 * shared)) ** -0.5 if scale is None else scale
-    return call(_packed, (packed,), static) if packed.device.launches else _expression(packed, **static)
+    compiled = packed.device.kind == "cpu" and host.compiled(np, *_cut(packed._data, heads, shared))
+    return call(_packed, (packed,), static) if packed.device.launches or compiled else _expression(packed, **static)

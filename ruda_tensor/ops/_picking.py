@@ -13,6 +13,7 @@ import numpy as np
 
 from ..dtypes import FLOATING
 from ..kernels import segments
+from ..kernels.host import rows as host
 from ..operation import Primitive, apply, round_to, widen
 from ..recording import capturing
 from ._sums import total
@@ -87,6 +88,8 @@ def add_rows(xp: Any, rows: Any, index: Any, out: Any) -> Any:
         return out
     if xp is not np:
         return segments.add_rows(rows, index, out)
+    if host.add_rows(rows, index, out):
+        return out
     if n * width > 750 * min(n, len(out)):  # few long segments: whole rows are summed at a time
         order = np.argsort(index, kind="stable")
         index = index[order]

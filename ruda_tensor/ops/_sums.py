@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOATING
+from ..kernels.host import rows as host
 
 SMALL = 64  # so many rows and fewer lose nothing by being added in order
 WIDE = 512  # an inner loop of this length is efficient; shorter ones are joined into one
@@ -17,7 +18,7 @@ def total(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
 
     NumPy sums pairwise along the contiguous axis only. Over others its rounding error grows with the number of rows n,
     and short rows make its inner loop slow. Adding in two levels of about sqrt(n) mends both: the error grows with
-    sqrt(n), and (1000000, 4) takes 0.4 ms for 14.
+    sqrt(n), and (1000000, 4) takes 0.4 ms for 14. The compiled body, for rows that are not short, adds in three.
     """
     split = _split(x.shape, axis) if xp is np and x.dtype in FLOATING and x.flags.c_contiguous else None
     if split is None:
@@ -40,6 +41,8 @@ def _split(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, int, int
 def _rows(x: Any) -> Any:
     """Sum (outer, rows, inner) over the middle axis in two levels."""
     outer, rows, inner = x.shape
+    if outer == 1 and (found := host.column_sums(x[0])) is not None:
+        return found[None]
     few = math.isqrt(rows)
     many = rows // few
     head = x[:, : few * many]

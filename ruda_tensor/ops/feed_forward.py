@@ -3,10 +3,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import FLOATING
+from ..dtypes import FLOAT32, FLOATING
 from ..kernels import columns, gemm
 from ..kernels import pointwise as kernels
 from ..kernels.gate import fused
+from ..kernels.host import gate as host
 from ..operation import Composite, Fused, call, round_to
 from ..tensor import Tensor
 from ._common import as_tensor
@@ -45,7 +46,8 @@ def _forward(
 ) -> tuple:
     """The result, and h = x w1 + b1 in the storage dtype. f sees h unrounded, the second product f(h) rounded."""
     h = affine(xp, x, w1, b1)
-    a = _rounded(_activate(xp, activation, h)[0], storage)
+    a = host.activation(xp, activation, h)
+    a = _rounded(_activate(xp, activation, h)[0] if a is None else a, storage)
     return affine(xp, a, w2, b2, residual), h if h.dtype == storage else round_to(h, storage)
 
 
@@ -56,13 +58,17 @@ def _backward(
 
     The kernel that makes dh has h at hand and writes a beside it; a kept would double what the operation remembers.
     """
-    a, slope = _activate(xp, activation, h.astype(g.dtype, copy=False))
-    dh = product(xp, g, w2.T)
-    dh = keep_positive_forward(xp, dh, a) if slope is None else dh * slope
-    rows, wide = merged(g), merged(dh)
+    dh, h = product(xp, g, w2.T), h.astype(g.dtype, copy=False)
+    found = host.activation_again(xp, activation, h, dh, (needs[3], needs[2]))
+    if found is not None:
+        a, db1 = found
+    else:
+        a, slope = _activate(xp, activation, h)
+        dh = keep_positive_forward(xp, dh, a) if slope is None else dh * slope
+        db1 = total(xp, merged(dh), (0,), False) if needs[2] else None
+    rows = merged(g)
     dx = product(xp, dh, w1.T) if needs[0] else None
-    dw1 = product(xp, merged(x).T, wide) if needs[1] else None
-    db1 = total(xp, wide, (0,), False) if needs[2] else None
+    dw1 = product(xp, merged(x).T, merged(dh)) if needs[1] else None
     dw2 = product(xp, merged(_rounded(a, storage)).T, rows) if needs[3] else None
     db2 = total(xp, rows, (0,), False) if needs[4] else None
     return dx, dw1, db1, dw2, db2, g if needs[5] else None
@@ -113,8 +119,9 @@ def feed_forward(
 
     `activation` f is "relu", "gelu", "gelu_tanh" or "silu". Shapes: x [..., d_in], w1 [d_in, d_ff], b1 [d_ff] (or None),
     w2 [d_ff, d_out], b2 [d_out] (or None), residual and the result [..., d_out]. On a GPU bias and gelu_tanh are computed
-    as the first product leaves the registers, the second one starts from the residual, and backward keeps x w1 + b1 but not
-    f of it. Half types are rounded where something is stored: x w1 + b1 beside f, its result, and the whole.
+    as the first product leaves the registers, and the second one starts from the residual. There, and in float32 on a CPU
+    with a compiler, backward keeps x w1 + b1 but not f of it. Half types are rounded where something is stored: x w1 + b1
+    beside f, its result, and the whole.
 
     Errors: ValueError where the sizes do not fit, or for another activation.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.3.
@@ -133,6 +140,7 @@ def feed_forward(
         return _expression(x, w1, b1, w2, b2, residual, activation)  # which refuses it
     tensors = [t for t in (x, w1, b1, w2, b2, residual) if t is not None]
     alike = all(isinstance(t, Tensor) and t.dtype == x.dtype for t in tensors) and x.dtype in FLOATING and x.ndim > 1
-    if not (x.device.launches and alike):
+    compiled = x.device.kind == "cpu" and x.dtype is FLOAT32 and host.compiled(x.size // x.shape[-1] * w1.shape[1])
+    if not (alike and (x.device.launches or compiled)):
         return _expression(x, w1, b1, w2, b2, residual, activation)
     return call(_feed_forward, (x, w1, b1, w2, b2, residual), {"activation": activation, "storage": x.dtype})

@@ -142,7 +142,7 @@ def affine(xp: Any, x: Any, w: Any, b: Any, residual: Any = None) -> Any:
         if out is not None:
             return out
     elif b is not None and x.size * w.shape[1] >= BIASED:
-        out = host_product(x if x.ndim == 2 else merged(x), w, b)
+        out = host_product(x if x.ndim == 2 else merged(x), w, b, residual)
         if out is not None:
             return out if x.ndim == 2 else out.reshape((*x.shape[:-1], w.shape[1]))
     out = product(xp, x, w, FLOAT32 if x.dtype in HALF else None)
@@ -186,8 +186,8 @@ def linear(
 
     Shapes: x [..., d_in], weight [d_in, d_out], bias [d_out] (or None), residual and result [..., d_out]. The gradients are
     g @ weight.T for x, x.T @ g over all rows at once for the weight, the column sums of g for the bias, and g for the
-    residual. On a GPU it is one operation, which starts its sums from the residual and rounds half types once; on the CPU
-    residual + linear(x, weight, bias).
+    residual. It is one operation, which on a GPU starts its sums from the residual and rounds half types once; on the CPU it
+    has the numbers of residual + linear(x, weight, bias).
 
     Errors: ValueError where the sizes do not fit.
 
@@ -218,7 +218,7 @@ def linear(
 
 
 def _added(x: Tensor, weight: Tensor, bias: Any, residual: Tensor) -> Tensor:
-    """The affine map plus a residual, in one operation where a GPU takes it so."""
+    """The affine map plus a residual, in one operation but for half types on the CPU, which would be rounded another time."""
     bias = None if bias is None else as_tensor(bias, None, "linear")
     check_linear(x.shape, weight.shape, None if bias is None else bias.shape)
     shape = (*x.shape[:-1], weight.shape[1])
@@ -228,7 +228,8 @@ def _added(x: Tensor, weight: Tensor, bias: Any, residual: Tensor) -> Tensor:
             f"rt.broadcast_to(residual, {shape})"
         )
     terms = (x, weight, residual) if bias is None else (x, weight, bias, residual)
-    if x.device.launches and x.ndim > 1 and x.dtype in FLOATING and all(t.dtype == x.dtype for t in terms):
+    one = x.dtype in FLOATING and (x.device.launches or x.dtype not in HALF) and all(t.dtype == x.dtype for t in terms)
+    if one and x.ndim > 1:
         return apply(_linear, (x, weight, bias, residual))
     return residual + linear(x, weight, bias)
 

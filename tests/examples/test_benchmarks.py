@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,10 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.__main__ import agree
-from benchmarks.measure import Times, Turns, interleave
+import ruda_tensor as rt
+from benchmarks import ours
+from benchmarks.__main__ import agree, alike
+from benchmarks.measure import Times, Trained, Turns, interleave
 
 ROOT = Path(__file__).parents[2]
+# 4 layers (two norms; projections of 128 to 384 and to 128; 128 to 512 and back), tables of 96 and 128 places, a norm, the head
+CHAR_GPT = 4 * (4 * 128 + 129 * 384 + 129 * 128 + 129 * 512 + 513 * 128) + (96 + 128) * 128 + 2 * 128 + 129 * 96
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess:
@@ -46,6 +51,23 @@ def test_a_peer_that_computes_something_else_is_refused():
     agree({"ruda": [a], "torch": [a * 1.0005], "floor": []})
     with pytest.raises(RuntimeError, match="torch disagree by 0.002"):
         agree({"ruda": [a], "torch": [a / 1.002]})
+
+
+def test_a_peer_of_another_size_is_refused():
+    alike({})
+    alike({"ruda": 834_400, "torch": 834_400})
+    with pytest.raises(RuntimeError, match="ruda trains 447,608 parameters and torch 834,400, which is no comparison"):
+        alike({"ruda": 447_608, "torch": 834_400})
+
+
+@pytest.mark.parametrize(("case", "size"), [("linear", 3), ("mlp", 269_322), ("char_gpt", CHAR_GPT)])
+def test_what_is_trained_has_the_size_that_its_name_says(case, size):
+    runs = [ours.WORKLOADS[case](rt.Cpu())]
+    if importlib.util.find_spec("torch") is not None:
+        from benchmarks import torch_peer
+
+        runs += [make() for make in torch_peer.workloads("cpu")[case].values()]
+    assert all(isinstance(run, Trained) and run.parameters == size for run in runs)
 
 
 def test_sections_can_be_chosen_and_figures_written(tmp_path):

@@ -69,6 +69,15 @@ def test_it_learns(example):
     assert np.mean(loss[-5:]) < loss[0] - 0.9  # how fast it falls depends on the text, which differs from Python to Python
 
 
+def test_the_model_has_the_layers_and_widths_that_its_settings_say(example):
+    settings = example[1].CharGptConfig(90)
+    model, d = settings.init(rt.Cpu()), settings.d_model
+    assert len(model.body.layers) == settings.n_layers == 4
+    assert {layer.feed_forward.linear1.weight.shape for layer in model.body.layers} == {(d, 4 * d)}
+    layer = 4 * d + (d + 1) * 3 * d + (d + 1) * d + (d + 1) * 4 * d + (4 * d + 1) * d
+    assert model.num_params() == 4 * layer + (90 + settings.length) * d + 2 * d + (d + 1) * 90
+
+
 def test_what_it_writes_does_not_depend_on_the_cache(example):
     train_text, module = example
     text = module.Text()

@@ -61,6 +61,12 @@ def test_a_tracked_tensor_is_no_parameter():
         (lambda: LinearConfig(d_in=2, dout=1), r"LinearConfig: there is no 'dout'; .*d_in, d_out, bias, initializer\)$"),
         (lambda: LinearConfig(2), r"LinearConfig: d_out is missing"),
         (lambda: LinearConfig(2, 1, True, None, 7), r"5 values were given by position, and there are 4"),
+        (
+            lambda: nn.TransformerEncoderConfig(128, 4, 4),
+            r"3 values were given by position, and there are 2; give the others by name: "
+            r"TransformerEncoderConfig\(128, 4, d_ff=\.\.\.\); it takes TransformerEncoderConfig\(d_model, n_heads, \*, d_ff, ",
+        ),
+        (lambda: nn.RotaryConfig(64, 2048), r"2 values .* there are 1; .* by name: RotaryConfig\(64, theta=\.\.\.\)"),
         (lambda: LinearConfig(2, 1, d_in=2), r"'d_in' is given twice, by position and by name"),
         (lambda: Settings(1, [], 0.5, 1, True), r"5 values were given by position, and there are 4"),
         (lambda: LinearConfig(2, 1)(rt.ones(2)), r"LinearConfig holds settings.*LinearConfig\(\.\.\.\)\.init\(device\)"),
@@ -157,6 +163,21 @@ def test_a_switch_is_true_or_false(config):
 def test_switches_of_initializers_are_checked_where_they_fill():
     with pytest.raises(ValueError, match="fan_out_only='no' is not allowed; give True or False"):
         nn.KaimingNormal(fan_out_only="no").fill((2, 2), 2, 2, rt.Cpu())
+
+
+POSITIONAL = {
+    "TransformerEncoderConfig": 2, "TransformerEncoderLayerConfig": 2, "TransformerDecoderConfig": 2,
+    "TransformerDecoderLayerConfig": 2, "MultiHeadAttentionConfig": 2, "RnnConfig": 3, "GruConfig": 3, "LstmConfig": 3,
+    "Conv1dConfig": 5, "Conv2dConfig": 5, "ConvTranspose2dConfig": 5, "MaxPool1dConfig": 3, "MaxPool2dConfig": 3,
+    "AvgPool1dConfig": 3, "AvgPool2dConfig": 3, "RotaryConfig": 1,
+}  # fmt: skip
+
+
+def test_a_setting_that_may_be_taken_for_another_goes_by_name():
+    """A number of layers in the place of a hidden width, or a length in that of theta, would make a model without a word."""
+    for name, count in POSITIONAL.items():
+        fields = dataclasses.fields(getattr(nn, name))
+        assert [f.kw_only for f in fields] == [i >= count for i in range(len(fields))], name
 
 
 def test_a_field_hides_no_method():

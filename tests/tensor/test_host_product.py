@@ -66,6 +66,11 @@ def test_it_agrees_with_float64_at_odd_sizes(layout):
         bias = normal(size[2], seed=2)
         check(host_product.product(x, y), x, y)
         check(host_product.product(x, y, bias), x, y, bias.astype(np.float64))
+        residual = normal(size[0], size[2], seed=3)
+        for row in (None, bias):
+            expected = host_product.product(x, y, row) + residual
+            for given in (residual, np.asfortranarray(residual)):
+                np.testing.assert_array_equal(host_product.product(x, y, row, given), expected)
 
 
 @pytest.mark.usefixtures("any_size")
@@ -138,7 +143,7 @@ def test_nothing_is_written_beside_the_result():
         right = host_product.product(x, y)
         call, sizes, *_ = host_product._plans[x.shape, x.strides, y.shape, y.strides, True]
         room = np.full(m * n + 64, 7.0, np.float32)
-        call(sizes, host.address(x), host.address(y), 0, host.address(room) + 4 * 32)
+        call(sizes, host.address(x), host.address(y), 0, host.address(room) + 4 * 32, 0)
         np.testing.assert_array_equal(room[32:-32].reshape(m, n), right)
         assert (room[:32] == 7.0).all() and (room[-32:] == 7.0).all()
 
@@ -156,7 +161,9 @@ def test_sizes_decide():
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("cores", [2, 3, 5])
 def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch, cores):
-    cases = [(normal(m, k), normal(k, n, seed=1), normal(n)) for m, k, n in ((64, 784, 256), (301, 130, 97), (97, 300, 111))]
+    sizes = (64, 784, 256), (301, 130, 97), (97, 300, 111)
+    cases: list[tuple] = [(normal(m, k), normal(k, n, seed=1), normal(n)) for m, k, n in sizes]
+    cases += [(*case, normal(len(case[0]), case[1].shape[1], seed=4)) for case in cases]
     cases += [(normal(70, 300).T, normal(70, 129), None), (normal(90, 200), normal(150, 200).T, None)]
 
     def all_of(count: int) -> list:

@@ -14,7 +14,8 @@
 typedef struct {
     int64_t heads, group, t, n, d, e; /* key heads, query heads of each, queries, keys, features of q and k, of v */
     int64_t causal;
-    int64_t q[3], k[3], v[3], g[3]; /* how many floats a batch, a head and a row are apart */
+    int64_t q[3], k[3], v[3], g[3]; /* how many floats a batch, a head and a row are apart, */
+    int64_t out[3], dq[3], dk[3], dv[3]; /* and of what is written */
 } Shape;
 
 typedef struct {
@@ -23,8 +24,12 @@ typedef struct {
 
 static int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+static int64_t place_of(const int64_t *apart, int64_t batch, int64_t head, int64_t row) {
+    return batch * apart[0] + head * apart[1] + row * apart[2];
+}
+
 static const float *row_of(const float *a, const int64_t *apart, int64_t batch, int64_t head, int64_t row) {
-    return a + batch * apart[0] + head * apart[1] + row * apart[2];
+    return a + place_of(apart, batch, head, row);
 }
 
 /* Divide what the caller lends; attention.py knows the sum of these sizes. */
@@ -47,10 +52,37 @@ static void pack(float *to, int64_t width, const float *from, int64_t apart, int
 
 /* Turn rows of packed numbers into lanes, with zeros in the lanes beyond the last. */
 static void turn(float *to, const float *from, int64_t width, int64_t rows, int64_t columns) {
-    for (int64_t j = 0; j < columns; j++) {
-        for (int64_t i = 0; i < rows; i++) to[j * BESIDE + i] = from[i * width + j];
-        for (int64_t i = rows; i < BESIDE; i++) to[j * BESIDE + i] = 0;
-    }
+    for (int64_t j = 0; j < columns; j += LANES)
+        for (int64_t i = 0; i < BESIDE; i += LANES) {
+            vf block[LANES];
+#pragma GCC unroll 16
+            for (int n = 0; n < LANES; n++) block[n] = i + n < rows ? load(from + (i + n) * width + j) : all(0);
+            turn_block(block);
+#pragma GCC unroll 16
+            for (int n = 0; n < LANES; n++)
+                if (j + n < columns) store(to + (j + n) * BESIDE + i, block[n]);
+        }
+}
+
+/* Turn lanes back into rows, times a factor, and divided by a number for each lane where there are such. */
+static void turn_back(float *to, int64_t apart, const float *from, int64_t rows, int64_t columns, float factor,
+                      const float *divisors) {
+    for (int64_t j = 0; j < columns; j += LANES)
+        for (int64_t i = 0; i < rows; i += LANES) {
+            vf block[LANES];
+#pragma GCC unroll 16
+            for (int n = 0; n < LANES; n++) {
+                const vf x = j + n < columns ? load(from + (j + n) * BESIDE + i) * all(factor) : all(0);
+                block[n] = divisors ? x / load(divisors + i) : x;
+            }
+            turn_block(block);
+#pragma GCC unroll 16
+            for (int n = 0; n < LANES; n++) {
+                if (i + n >= rows) continue;
+                if (columns - j >= LANES) store(to + (i + n) * apart + j, block[n]);
+                else store_part(to + (i + n) * apart + j, block[n], columns - j);
+            }
+        }
 }
 
 /* How many keys a query sees: where there are fewer queries than keys, the last query still sees all. */
@@ -61,10 +93,13 @@ static int64_t visible(const Shape *p, int64_t query) {
 
 /* Hide from each lane the keys beyond those that it sees: a score of -inf, and nothing in `ds`. */
 static void hide(const Shape *p, int64_t t0, int64_t seen, float *s, float *ds) {
+    const int64_t first = t0 + 1 + p->n - p->t; /* which the first lane sees no more */
     for (int64_t j = visible(p, t0); j < seen; j++)
-        for (int64_t i = 0; i < BESIDE && visible(p, t0 + i) <= j; i++) {
-            s[j * BESIDE + i] = -INFINITY;
-            if (ds) ds[j * BESIDE + i] = 0;
+        for (int v = 0; v < VECTORS; v++) {
+            const vi hidden = lane_numbers() + v * LANES <= (int32_t)(j - first < BESIDE ? j - first : BESIDE);
+            const int64_t at = j * BESIDE + v * LANES;
+            store(s + at, choose(hidden, all(-INFINITY), load(s + at)));
+            if (ds) store(ds + at, choose(hidden, all(0), load(ds + at)));
         }
 }
 
@@ -148,10 +183,8 @@ void attention_forward(const Shape *p, const float *q, const float *k, const flo
                 hide(p, t0, seen, c.s, 0);
                 exponentials(c.s, seen, c.sums, c.lse);
                 product(c.o, BESIDE, values, 1, p->v[2], c.s, BESIDE, p->e, BESIDE, seen, 0);
-                for (int64_t i = 0; i < rows; i++) {
-                    lse[place + i] = c.lse[i];
-                    for (int64_t j = 0; j < p->e; j++) out[(place + i) * p->e + j] = c.o[j * BESIDE + i] / c.sums[i];
-                }
+                memcpy(lse + place, c.lse, (size_t)rows * sizeof(float));
+                turn_back(out + place_of(p->out, b, h, t0), p->out[2], c.o, rows, p->e, 1, c.sums);
             }
     }
 }
@@ -171,8 +204,8 @@ static void probabilities(float *s, float *ds, int64_t seen, const float *lse) {
     }
 }
 
-static void unpack(float *to, const float *from, int64_t width, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows; i++) memcpy(to + i * columns, from + i * width, (size_t)columns * sizeof(float));
+static void unpack(float *to, int64_t apart, const float *from, int64_t width, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * apart, from + i * width, (size_t)columns * sizeof(float));
 }
 
 void attention_backward(const Shape *p, const float *g, const float *q, const float *k, const float *v, const float *lse,
@@ -200,10 +233,9 @@ void attention_backward(const Shape *p, const float *g, const float *q, const fl
                 product(c.dv, e, c.s, BESIDE, 1, c.g, e, seen, e, rows, 1);
                 product(c.dk, d, c.ds, BESIDE, 1, c.q, d, seen, d, rows, 1);
                 product(c.o, BESIDE, keys, 1, p->k[2], c.ds, BESIDE, p->d, BESIDE, seen, 0);
-                for (int64_t i = 0; i < rows; i++)
-                    for (int64_t j = 0; j < p->d; j++) dq[(place + i) * p->d + j] = c.o[j * BESIDE + i] * scale;
+                turn_back(dq + place_of(p->dq, b, h, t0), p->dq[2], c.o, rows, p->d, scale, 0);
             }
-        unpack(dk + unit * p->n * p->d, c.dk, d, p->n, p->d);
-        unpack(dv + unit * p->n * p->e, c.dv, e, p->n, p->e);
+        unpack(dk + place_of(p->dk, b, head, 0), p->dk[2], c.dk, d, p->n, p->d);
+        unpack(dv + place_of(p->dv, b, head, 0), p->dv[2], c.dv, e, p->n, p->e);
     }
 }

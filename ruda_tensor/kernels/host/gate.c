@@ -1,4 +1,4 @@
-/* The gated activations x s(x), each with its slope: the formulas of ruda_tensor/ops/_gelu.py in one pass. */
+/* The gated activations x s(x), each with its slope: the formulas of ruda_tensor/ops/_gelu.py in one pass; and relu. */
 #include "vector.h"
 
 INLINE void logistic(vf x, vf z, vf dz, vf *out, vf *slope) {
@@ -48,6 +48,60 @@ INLINE void gelu(vf x, vf *out, vf *slope) {
 EACH(silu)
 EACH(gelu_tanh)
 EACH(gelu)
+
+INLINE void relu(vf x, vf *out, vf *slope) {
+    *out = larger(all(0), x);
+    *slope = choose(*out > all(0), all(1.0f), all(0));
+}
+
+/* What comes in times the slope; of relu, whose gradient is a choice, nothing where the slope is 0: inf as well. */
+INLINE vf through(vf g, vf slope, int chosen) { return chosen ? choose(slope > all(0), g, all(0)) : g * slope; }
+
+/* Values alone; and what backward needs: the values once more, g times the slope in its place, and the sums of that over
+   the rows, which are added to `sums`. Four rows at a time, so that fewer roundings fall on a sum; `values` and `sums` may
+   be missing. */
+#define AGAIN(NAME, CHOSEN)                                                                                            \
+    void NAME##_alone(const float *x, float *out, int64_t n) {                                                         \
+        int64_t i = 0;                                                                                                 \
+        vf y, dy;                                                                                                      \
+        for (; i + LANES <= n; i += LANES) {                                                                           \
+            NAME(load(x + i), &y, &dy);                                                                                \
+            store(out + i, y);                                                                                         \
+        }                                                                                                              \
+        if (i < n) {                                                                                                   \
+            NAME(load_part(x + i, n - i, 0), &y, &dy);                                                                 \
+            store_part(out + i, y, n - i);                                                                             \
+        }                                                                                                              \
+    }                                                                                                                  \
+    void NAME##_again(const float *x, float *g, float *values, float *sums, int64_t rows, int64_t n) {                 \
+        for (int64_t first = 0; first < rows; first += 4) {                                                            \
+            const int64_t few = rows - first < 4 ? rows - first : 4;                                                   \
+            for (int64_t j = 0; j < n; j += LANES) {                                                                   \
+                const int64_t count = n - j;                                                                           \
+                const int whole = count >= LANES;                                                                      \
+                vf parts[4] = {all(0), all(0), all(0), all(0)};                                                        \
+                for (int64_t i = 0; i < few; i++) {                                                                    \
+                    const int64_t at = (first + i) * n + j;                                                            \
+                    vf y, dy;                                                                                          \
+                    NAME(whole ? load(x + at) : load_part(x + at, count, 0), &y, &dy);                                 \
+                    const vf d = through(whole ? load(g + at) : load_part(g + at, count, 0), dy, CHOSEN);              \
+                    parts[i] = d;                                                                                      \
+                    if (whole) store(g + at, d);                                                                       \
+                    else store_part(g + at, d, count);                                                                 \
+                    if (values && whole) store(values + at, y);                                                        \
+                    else if (values) store_part(values + at, y, count);                                                \
+                }                                                                                                      \
+                const vf sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);                                          \
+                if (sums && whole) store(sums + j, load(sums + j) + sum);                                              \
+                else if (sums) store_part(sums + j, load_part(sums + j, count, 0) + sum, count);                       \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+AGAIN(relu, 1)
+AGAIN(silu, 0)
+AGAIN(gelu_tanh, 0)
+AGAIN(gelu, 0)
 
 /* x where y > 0, and 0 elsewhere. */
 void keep_positive(const float *x, const float *y, float *out, int64_t n) {

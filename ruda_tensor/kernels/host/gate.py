@@ -1,4 +1,4 @@
-"""The gated activations and their slopes, and that of relu: the compiled body of one block, or a refusal."""
+"""The gated activations and relu: values, slopes and what backward makes of them, or a refusal."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ...ops._parallel import each_block
-from . import FLOAT32, address, function
+from . import FLOAT32, SMALL, address, function, library
+from .pool import cut, run
 
 
 def gate(symbol: str, xp: Any, x: Any, out: Any, slope: Any) -> bool:
@@ -35,3 +36,39 @@ def keep_positive(xp: Any, x: Any, y: Any) -> Any:
 
     each_block(np, x.size, 4, body)
     return out
+
+
+def compiled(size: int) -> bool:
+    """Whether there are compiled bodies, and work for them."""
+    return size >= SMALL and library("gate") is not None
+
+
+def activation(xp: Any, name: str, x: Any) -> Any:
+    """The values of an activation, or None."""
+    if xp is not np or x.dtype is not FLOAT32 or not x.flags.c_contiguous or not compiled(x.size):
+        return None
+    out, call = np.empty(x.shape, FLOAT32), function("gate", f"{name}_alone", "ppn")
+    starts = cut(x.size, 4)
+    at = 4 * starts[:-1]
+    run(call, address(x) + at, address(out) + at, np.diff(starts))
+    return out
+
+
+def activation_again(xp: Any, name: str, x: Any, g: Any, wanted: tuple[bool, bool]) -> tuple[Any, Any] | None:
+    """Multiply `g`, in place, by the slopes of an activation at x; and return its values and the sums of g over the rows.
+
+    `wanted` says which of the two are; the others are None, and so is the whole where there is no such body.
+    """
+    if xp is not np or not x.dtype is FLOAT32 is g.dtype or x.shape != g.shape or not compiled(x.size):
+        return None
+    if not (x.flags.c_contiguous and g.flags.c_contiguous):
+        return None
+    call, n = function("gate", f"{name}_again", "ppppnn"), x.shape[-1]
+    starts = cut(x.size // n, 8 * n)
+    at, parts = 4 * n * starts[:-1], np.zeros((len(starts) - 1, n), FLOAT32) if wanted[1] else None
+    values = np.empty(x.shape, FLOAT32) if wanted[0] else None
+    run(
+        call, address(x) + at, address(g) + at, address(values) + at if wanted[0] else 0,
+        0 if parts is None else address(parts) + 4 * n * np.arange(len(parts)), np.diff(starts), n,
+    )  # fmt: skip
+    return values, None if parts is None else parts.sum(axis=0)

@@ -31,7 +31,7 @@ INLINE vf load_some(const float *p, int64_t n) { return (vf)_mm512_maskz_loadu_p
 INLINE void store_some(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
 
 typedef struct {
-    const float *a, *b, *bias;
+    const float *a, *b, *bias, *residual; /* of the last block of the depth; the residual's rows are as those of out */
     float *out, *panel; /* the first tile of a panel fills it on its way */
     int64_t a_row, a_step, b_step, out_row, depth, columns;
     int add;
@@ -76,8 +76,10 @@ INLINE void tile(const Tile *t, const int R, const int V, const int TURNED, cons
         const vf bias = t->bias ? load_some(t->bias + j * LANES, some) : all(0);
 #pragma GCC unroll 8
         for (int i = 0; i < R; i++, to += t->out_row) {
-            const vf sum = t->add ? load_some(to, some) + sums[i][j] : sums[i][j];
-            store_some(to, t->bias ? sum + bias : sum, some);
+            vf sum = t->add ? load_some(to, some) + sums[i][j] : sums[i][j];
+            if (t->bias) sum += bias;
+            if (t->residual) sum += load_some(t->residual + (to - t->out), some);
+            store_some(to, sum, some);
         }
     }
 }
@@ -98,7 +100,10 @@ static const struct {
     {2, {NAMES(2, 0, 0), NAMES(2, 1, 0)}}, {1, {NAMES(1, 0, 0), NAMES(1, 1, 0)}},
 };
 
-static void down(Tile *t, int64_t rows) { t->a += rows * t->a_row, t->out += rows * t->out_row; }
+static void down(Tile *t, int64_t rows) {
+    t->a += rows * t->a_row, t->out += rows * t->out_row;
+    if (t->residual) t->residual += rows * t->out_row;
+}
 
 /* All tiles of a panel, from the top down. */
 static void tiles(Tile t, int64_t rows, int64_t vectors, int turned, int copy) {
@@ -120,23 +125,6 @@ static void pack(float *to, int64_t vectors, const float *b, int64_t b_step, int
         for (int64_t j = 0; j < vectors; j++, to += LANES) store(to, load_some(b + j * LANES, columns - j * LANES));
 }
 
-/* Exchange the blocks beside the diagonal, of 8 by 8 to 1 by 1: what was a row becomes a column. */
-INLINE void turn(vf *rows) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-    for (int h = LANES / 2; h; h /= 2) {
-        const vi high = (lane & h) != 0, upper = (~high & lane) | (high & (lane - h + LANES)),
-                 lower = (~high & (lane + h)) | (high & (lane + LANES));
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i & h) continue;
-            const __m512 a = (__m512)rows[i], b = (__m512)rows[i + h];
-            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)upper, b);
-            rows[i + h] = (vf)_mm512_permutex2var_ps(a, (__m512i)lower, b);
-        }
-    }
-}
-
 /* Copy b, whose columns lie side by side in memory, as rows; up to LANES - 1 rows of zeros follow. */
 static void pack_turned(float *to, int64_t vectors, const float *b, int64_t b_column, int64_t depth, int64_t columns) {
     for (int64_t j = 0; j < vectors; j++)
@@ -147,14 +135,14 @@ static void pack_turned(float *to, int64_t vectors, const float *b, int64_t b_co
                 const int64_t column = j * LANES + i;
                 block[i] = column < columns ? load_some(b + column * b_column + k, depth - k) : all(0);
             }
-            turn(block);
+            turn_block(block);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) store(to + (k + i) * vectors * LANES + j * LANES, block[i]);
         }
 }
 
-/* out = a b, plus the row `bias` where there is one. */
-void product(const Sizes *s, const float *a, const float *b, const float *bias, float *out) {
+/* out = a b, plus the row `bias` and then `residual`, which lies like out, where there are such. */
+void product(const Sizes *s, const float *a, const float *b, const float *bias, float *out, const float *residual) {
     float panel[DEPTH * WIDE * LANES] __attribute__((aligned(64)));
     const int64_t blocks = (s->k + DEPTH - 1) / DEPTH, each = blocks ? (s->k + blocks - 1) / blocks : 1;
     const int64_t depth = (each + LANES - 1) / LANES * LANES;
@@ -167,7 +155,9 @@ void product(const Sizes *s, const float *a, const float *b, const float *bias, 
                 t.a = a + i * s->a_row + k * s->a_step, t.out = out + i * s->out_row + j;
                 t.b = b + k * s->b_step + j * s->b_column, t.b_step = s->b_step;
                 t.depth = s->k - k < depth ? s->k - k : depth, t.columns = s->n - j;
-                t.bias = bias && k + depth >= s->k ? bias + j : 0;
+                const int last = k + depth >= s->k;
+                t.bias = bias && last ? bias + j : 0;
+                t.residual = residual && last ? residual + i * s->out_row + j : 0;
                 const int beside = s->b_column == 1, copy = beside && t.columns >= vectors * LANES;
                 if (!copy) {
                     if (beside) pack(panel, vectors, t.b, s->b_step, t.depth, t.columns);

@@ -21,13 +21,13 @@ ROWS, STEPS, COLUMNS = 8, 8, 9  # the fewest
 ACROSS, NARROW, HUGE, LARGE, APART = 32, 128, 1 << 19, 1 << 17, 900
 SHARED = 1 << 21  # multiplications that are work for more cores than one
 VECTOR = 16  # columns of a vector
-REST = (0,) * (WIDTH - 5)
+REST = (0,) * (WIDTH - 6)
 PLANS = 1024
 _plans: dict[tuple, Any] = {}
 
 
-def product(x: Any, y: Any, bias: Any = None) -> Any:
-    """x @ y of NumPy arrays of one dtype, plus a row where there is a bias; or None."""
+def product(x: Any, y: Any, bias: Any = None, residual: Any = None) -> Any:
+    """x @ y of NumPy arrays of one dtype, plus a row where there is a bias, plus a residual of its shape; or None."""
     if not host._enabled or x.dtype is not FLOAT32:
         return None
     layouts = x.shape, x.strides, y.shape, y.strides, bias is None
@@ -39,21 +39,27 @@ def product(x: Any, y: Any, bias: Any = None) -> Any:
     call, struct, table, shape, _ = plan
     if bias is not None:
         bias = np.ascontiguousarray(bias)
-    a, b, c = address(x), address(y), address(bias)
-    if (a | b | c) & 3:
+    if residual is not None:
+        residual = np.ascontiguousarray(residual)
+    a, b, c, d = address(x), address(y), address(bias), address(residual)
+    if (a | b | c | d) & 3:
         return None
     out = np.empty(shape, FLOAT32)
     if table is None:
-        call(struct, a, b, c, address(out))
+        call(struct, a, b, c, address(out), d)
     else:
-        share(call, table + np.array((0, a, b, c, address(out), *REST)))
+        parts = table + np.array((0, a, b, c, address(out), d, *REST))
+        if not d:
+            parts[:, 5] = 0
+        share(call, parts)
     return out
 
 
 def _planned(layouts: tuple) -> tuple | None:
     """The function, its struct, or a table of its parts, the result's shape, and what owns the structs; kept for the next.
 
-    A row of the table is where the part's struct is, and how far on its pieces of a, b, the bias and the result are.
+    A row of the table is where the part's struct is, and how far on its pieces of a, b, the bias, the result and the residual
+    are.
     """
     x_shape, x, y_shape, y, alone = layouts
     plan = None
@@ -61,11 +67,11 @@ def _planned(layouts: tuple) -> tuple | None:
         sizes = _sizes(x_shape[0], x_shape[1], y_shape[1], x, y, LEAST if alone else BIASED)
         if sizes is not None and (usable := function("product", "usable", ">n")) is not None and usable():
             held = [np.array(part, np.int64) for part in _cut(*sizes)]
-            parts = [(address(h) + 32, *(4 * h[:4]).tolist()) for h in held]
+            parts = [(address(h) + 32, *(4 * h[:4]).tolist(), 4 * int(h[3])) for h in held]
             if alone:
-                parts = [(at, a, b, 0, out) for at, a, b, _, out in parts]
+                parts = [(at, a, b, 0, *out) for at, a, b, _, *out in parts]
             table = None if len(parts) == 1 else np.array([(*part, *REST) for part in parts])
-            plan = function("product", "product", "ppppp"), parts[0][0], table, (sizes[0], sizes[1]), held
+            plan = function("product", "product", "pppppp"), parts[0][0], table, (sizes[0], sizes[1]), held
     if len(_plans) >= PLANS:
         _plans.clear()
     _plans[layouts] = plan

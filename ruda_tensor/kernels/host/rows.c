@@ -163,24 +163,29 @@ INLINE void gather(int few, const float *g, const float *x, const float *w, Row 
     }
 }
 
-/* dx = scale (h - (constant + k (x - m - shift))) as a sum of three products. */
+/* dx = scale (h - (constant + k (x - m - shift))) as a sum of three products; plus `more` where there is such. */
 static void spread(const float *restrict g, const float *restrict x, const float *restrict w, const Row *row, float k,
-                   float constant, float *restrict dx, int64_t n) {
+                   float constant, const float *restrict more, float *restrict dx, int64_t n) {
     float m = row->m, scale = row->scale;
     for (int64_t j = 0; j < n; j += LANES) {
         soon(g + j + 4 * n);
         soon(x + j + 4 * n);
+        if (more) soon(more + j + 4 * n);
     }
-    if (w)
+    if (w && more)
+        for (int64_t j = 0; j < n; j++) dx[j] = more[j] + ((g[j] * w[j]) * scale + ((x[j] - m) * k + constant));
+    else if (more)
+        for (int64_t j = 0; j < n; j++) dx[j] = more[j] + (g[j] * scale + ((x[j] - m) * k + constant));
+    else if (w)
         for (int64_t j = 0; j < n; j++) dx[j] = (g[j] * w[j]) * scale + ((x[j] - m) * k + constant);
     else
         for (int64_t j = 0; j < n; j++) dx[j] = g[j] * scale + ((x[j] - m) * k + constant);
 }
 
-/* dx, and the parts of dw and db, which are added to. m and shift may be missing: then they are 0, and so is the part
+/* dx, plus `more` where there is such, and the parts of dw and db, which are added to. m and shift may be missing: then they are 0, and so is the part
    of the mean of h in dx, as rms_norm has it. */
 static void backward(const float *g, const float *x, const float *w, const float *m, const float *shift, const float *r,
-                     float *dx, float *dw, float *db, int64_t rows, int64_t n) {
+                     const float *more, float *dx, float *dw, float *db, int64_t rows, int64_t n) {
     for (int64_t first = 0; first < rows; first += 4) {
         Row here[4];
         int64_t few = rows - first < 4 ? rows - first : 4, at = first * n;
@@ -194,14 +199,15 @@ static void backward(const float *g, const float *x, const float *w, const float
         for (int64_t i = 0; dx && i < few; i++) {
             float scale = here[i].scale, rest = shift ? shift[first + i] : 0;
             float k = scale * (scale * (here[i].of_hd - rest * here[i].of_h)) / n, mean = m ? here[i].of_h / n : 0;
-            spread(g + at + i * n, x + at + i * n, w, here + i, -scale * k, -scale * (mean - k * rest), dx + at + i * n, n);
+            spread(g + at + i * n, x + at + i * n, w, here + i, -scale * k, -scale * (mean - k * rest),
+                   more ? more + at + i * n : 0, dx + at + i * n, n);
         }
     }
 }
 
 void layer_backward(const float *g, const float *x, const float *w, const float *m, const float *shift, const float *r,
-                    float *dx, float *dw, float *db, int64_t rows, int64_t n) {
-    backward(g, x, w, m, shift, r, dx, dw, db, rows, n);
+                    const float *more, float *dx, float *dw, float *db, int64_t rows, int64_t n) {
+    backward(g, x, w, m, shift, r, more, dx, dw, db, rows, n);
 }
 
 void rms_forward(const float *restrict x, const float *restrict w, float *restrict out, float *r, int64_t rows,
@@ -215,7 +221,35 @@ void rms_forward(const float *restrict x, const float *restrict w, float *restri
     }
 }
 
-void rms_backward(const float *g, const float *x, const float *w, const float *r, float *dx, float *dw, int64_t rows,
-                  int64_t n) {
-    backward(g, x, w, 0, 0, r, dx, dw, 0, rows, n);
+void rms_backward(const float *g, const float *x, const float *w, const float *r, const float *more, float *dx,
+                  float *dw, int64_t rows, int64_t n) {
+    backward(g, x, w, 0, 0, r, more, dx, dw, 0, rows, n);
+}
+
+/* Add the sums of the columns to `out`: four rows at a time, and those to a sum of 64 rows, so that few roundings fall on
+   each. */
+void column_sums(const float *x, float *out, int64_t rows, int64_t n) {
+    enum { TILE = 512, MANY = 64 };
+    float part[TILE];
+    for (int64_t from = 0; from < n; from += TILE)
+        for (int64_t first = 0; first < rows; first += MANY) {
+            const int64_t columns = n - from < TILE ? n - from : TILE, last = rows - first < MANY ? rows : first + MANY;
+            memset(part, 0, sizeof part);
+            int64_t row = first;
+            for (; row + 4 <= last; row += 4) {
+                const float *a = x + row * n + from, *b = a + n, *c = b + n, *d = c + n;
+                for (int64_t j = 0; j < columns; j++) part[j] += (a[j] + b[j]) + (c[j] + d[j]);
+            }
+            for (; row < last; row++)
+                for (int64_t j = 0; j < columns; j++) part[j] += x[row * n + from + j];
+            for (int64_t j = 0; j < columns; j++) out[from + j] += part[j];
+        }
+}
+
+/* Add row i to the sums index[i], in this order. */
+void add_rows(const float *x, const int64_t *index, double *sums, int64_t rows, int64_t n) {
+    for (int64_t row = 0; row < rows; row++, x += n) {
+        double *sum = sums + index[row] * n;
+        for (int64_t j = 0; j < n; j++) sum[j] += x[j];
+    }
 }

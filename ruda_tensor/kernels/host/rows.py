@@ -1,4 +1,4 @@
-"""softmax, log_softmax, layer_norm and rms_norm: each function runs the compiled body and returns True, or declines.
+"""softmax, log_softmax, layer_norm, rms_norm and sums: each function runs the compiled body and returns True, or declines.
 
 Arrays are contiguous rows (rows, n) in float32; blocks of rows go to all cores. Which rows are taken depends on their
 length alone, so that a row's result is the same bits in any company.
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import FLOAT32, address, function
+from . import FLOAT32, SMALL, address, function
 from .pool import cut, run
 
 LONG = 64  # columns; shorter rows, such as those of a few classes, are no reason to wait for a compiler
@@ -60,18 +60,21 @@ def layer_forward(xp: Any, x: Any, w: Any, b: Any, out: Any, m: Any, shift: Any,
 
 
 def layer_backward(
-    xp: Any, g: Any, x: Any, w: Any, m: Any, shift: Any, r: Any, dx: Any, sums: Any
+    xp: Any, g: Any, x: Any, w: Any, m: Any, shift: Any, r: Any, more: Any, dx: Any, sums: Any
 ) -> bool:
-    """`sums(block)` gives the zeros (2, n) that take the rows' parts of dw and db, or is None; dx may be None."""
+    """`sums(block)` gives the zeros (2, n) that take the rows' parts of dw and db, or is None; dx may be None.
+
+    `more` is added to dx, or None.
+    """
     columns = (m, shift, r)
-    if not _takes(xp, x, g, w, dx, *columns) or (call := function("rows", "layer_backward", "p" * 9 + "nn")) is None:
+    if not _takes(xp, x, g, w, dx, more, *columns) or (call := function("rows", "layer_backward", "p" * 10 + "nn")) is None:
         return False
     rows, n = x.shape
-    incoming, source, weight, target, *starts = [address(a) for a in (g, x, w, dx, *columns)]
+    incoming, source, weight, other, target, *starts = [address(a) for a in (g, x, w, more, dx, *columns)]
     first, count = _blocks(rows, 8 * n)
     at, column, part = first * (n * 4), first * 4, _sums(sums, first, count)
-    run(call, incoming + at, source + at, weight, *[c + column for c in starts], target and target + at, part,
-        part + 4 * n if sums else 0, count, n)  # fmt: skip
+    run(call, incoming + at, source + at, weight, *[c + column for c in starts], other and other + at, target and target + at,
+        part, part + 4 * n if sums else 0, count, n)  # fmt: skip
     return True
 
 
@@ -86,14 +89,37 @@ def rms_forward(xp: Any, x: Any, w: Any, out: Any, r: Any, eps: float) -> bool:
     return True
 
 
-def rms_backward(xp: Any, g: Any, x: Any, w: Any, r: Any, dx: Any, sums: Any) -> bool:
-    """`sums(block)` gives the zeros (n,) that take the rows' part of dw, or is None; dx may be None."""
-    if not _takes(xp, x, g, w, r, dx) or (call := function("rows", "rms_backward", "ppppppnn")) is None:
+def rms_backward(xp: Any, g: Any, x: Any, w: Any, r: Any, more: Any, dx: Any, sums: Any) -> bool:
+    """`sums(block)` gives the zeros (n,) that take the rows' part of dw, or is None; dx and `more` may be None."""
+    if not _takes(xp, x, g, w, r, dx, more) or (call := function("rows", "rms_backward", "p" * 7 + "nn")) is None:
         return False
     rows, n = x.shape
-    incoming, source, weight, column, target = [address(a) for a in (g, x, w, r, dx)]
+    incoming, source, weight, column, other, target = [address(a) for a in (g, x, w, r, more, dx)]
     first, count = _blocks(rows, 8 * n)
     at = first * (n * 4)
-    run(call, incoming + at, source + at, weight, column + first * 4, target and target + at,
+    run(call, incoming + at, source + at, weight, column + first * 4, other and other + at, target and target + at,
         _sums(sums, first, count), count, n)  # fmt: skip
+    return True
+
+
+def column_sums(x: Any) -> Any:
+    """The sums of the columns of rows (rows, n), or None."""
+    if not _takes(np, x, x) or x.size < SMALL or (call := function("rows", "column_sums", "ppnn")) is None:
+        return None
+    n = x.shape[1]
+    first, count = _blocks(len(x), 4 * n)
+    parts = np.zeros((len(first), n), FLOAT32)
+    run(call, address(x) + first * (n * 4), address(parts) + np.arange(len(first)) * (n * 4), count, n)
+    return parts[0] if len(parts) == 1 else parts.sum(axis=0)
+
+
+def add_rows(x: Any, index: Any, out: Any) -> bool:
+    """Add row i of x (rows, n) to out[index[i]]; the sums are in float64, so there must not be many more of them than rows."""
+    if not _takes(np, x, x, out) or x.size < SMALL or len(out) > len(x) or index.min() < 0 or index.max() >= len(out):
+        return False
+    if (call := function("rows", "add_rows", "pppnn")) is None:
+        return False
+    sums, index = np.zeros(out.shape), np.ascontiguousarray(index, np.int64)
+    call(address(x), address(index), address(sums), *x.shape)
+    out += sums
     return True

@@ -91,13 +91,17 @@ INLINE float largest(const float *x, int64_t n) {
     return largest_of(larger(top, next));
 }
 
+INLINE vi lane_numbers(void) {
+    static const int32_t order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lanes;
+    memcpy(&lanes, order, sizeof lanes);
+    return lanes;
+}
+
 /* The first n < LANES floats minus c. Others get a number whose exponential is nothing beside 1, and yet a normal
    number: processors take very long for smaller ones. */
 INLINE vf part_minus(const float *p, int64_t n, vf c) {
-    static const int32_t order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vi lane;
-    memcpy(&lane, order, sizeof lane);
-    return choose(lane < (int32_t)n, load_part(p, n, 0) - c, all(-80.0f));
+    return choose(lane_numbers() < (int32_t)n, load_part(p, n, 0) - c, all(-80.0f));
 }
 
 /* p 2^n, rounded once where it is below the smallest normal number; shifted is n + 1.5 * 2^23. 0 for x < -104: left
@@ -130,3 +134,31 @@ INLINE vf exponential_below(vf x) {
 }
 
 INLINE vf exponential(vf x) { return exponential_below(smaller(all(89.0f), x)); }
+
+#if defined(__AVX512F__)
+/* Exchange the blocks beside the diagonal, of 8 by 8 to 1 by 1: what was a row becomes a column. */
+INLINE void turn_block(vf *rows) {
+    const vi lane = lane_numbers();
+#pragma GCC unroll 4
+    for (int h = LANES / 2; h; h /= 2) {
+        const vi high = (lane & h) != 0, upper = (~high & lane) | (high & (lane - h + LANES)),
+                 lower = (~high & (lane + h)) | (high & (lane + LANES));
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & h) continue;
+            const __m512 a = (__m512)rows[i], b = (__m512)rows[i + h];
+            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)upper, b);
+            rows[i + h] = (vf)_mm512_permutex2var_ps(a, (__m512i)lower, b);
+        }
+    }
+}
+#else
+/* What was a row becomes a column. */
+INLINE void turn_block(vf *rows) {
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const float above = rows[j][i];
+            rows[j][i] = rows[i][j], rows[i][j] = above;
+        }
+}
+#endif
