@@ -58,12 +58,13 @@ def torch_step(name: str, size: Any, batch: int, length: int) -> tuple[Callable[
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run: Any = torch.compile(model) if "compile" in name else model
 
-    def step() -> None:
+    def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled="autocast" in name):
             loss = run(ids, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        return loss.detach()
 
     return step, sum(p.numel() for p in model.parameters())

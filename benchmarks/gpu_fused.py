@@ -18,7 +18,9 @@ from ruda_tensor import backend
 from ruda_tensor.dtypes import BFLOAT16, FLOAT32
 from ruda_tensor.kernels.gate import use_fused
 
-from .gpu_rows import ROWS, WIDTH, Case, compare, copy_bandwidth, leaf, median_us, peer_times, random, to_torch
+from .gpu_cases import ROWS, WIDTH, Case, inputs, sets
+from .gpu_rows import distance, ratios
+from .gpu_timing import copy_bandwidth, graph_us, sets_for
 
 
 @rt.fuse
@@ -37,7 +39,7 @@ def quick_gelu_plus(x: rt.Tensor, y: rt.Tensor) -> rt.Tensor:
     return x * rt.sigmoid(x * 1.702) + y
 
 
-def cases(cp: Any, dtype: Any) -> Iterator[tuple[Case, Callable[[], Any]]]:
+def cases(cp: Any, dtype: Any) -> Iterator[tuple[Case, Callable[[int], Any]]]:
     """Each case, and the same with separate launches. Arrays moved: forward, and backward after it."""
     import torch
     import torch.nn.functional as F
@@ -54,29 +56,31 @@ def cases(cp: Any, dtype: Any) -> Iterator[tuple[Case, Callable[[], Any]]]:
         ("x y", rt.multiply, torch.mul, 2, 3, 5),
         ("exp", rt.exp, torch.exp, 1, 2, 3),
     ]
-    arrays = [random(cp, (ROWS, WIDTH), dtype) for _ in range(3)]
-    xs, seed = [rt.Tensor._wrap(a, rt.Cuda(0)) for a in arrays[:2]], rt.Tensor._wrap(arrays[2], rt.Cuda(0))
-    for name, f, peer, count, ahead, back in functions:
-        inputs, size = xs[:count], arrays[0].nbytes
-        theirs = (*[leaf(a) for a in arrays[:count]], to_torch(arrays[2]))
+    size = ROWS * WIDTH * dtype.itemsize
+    count = sets_for(size)
+    x, y, g = sets(cp, count, (ROWS, WIDTH), dtype, 3)
+    xs, ys, seeds = ([rt.Tensor._wrap(a, rt.Cuda(0)) for a in arrays] for arrays in (x, y, g))
+    for name, f, peer, arity, ahead, back in functions:
+        operands = (xs, ys)[:arity]
 
-        def forward(f: Any = f, inputs: Any = inputs) -> Any:
-            return f(*inputs)._data
+        def forward(i: int, f: Any = f, operands: Any = operands) -> Any:
+            return f(*(a[i] for a in operands))._data
 
-        def both(f: Any = f, inputs: Any = inputs) -> Any:
-            leaves = [x.require_grad() for x in inputs]
-            y = f(*leaves)
-            g = backward(y, seed=seed)
-            return y._data, [g[x]._data for x in leaves]
+        def both(i: int, f: Any = f, operands: Any = operands) -> Any:
+            leaves = [a[i].require_grad() for a in operands]
+            out = f(*leaves)
+            found = backward(out, seed=seeds[i])
+            return out._data, [found[a]._data for a in leaves]
 
-        yield Case(f"{name} forward", forward, ahead * size, (peer, theirs, False)), apart(forward)
-        yield Case(f"{name} forward + backward", both, (ahead + back) * size, (peer, theirs, True)), apart(both)
+        theirs = (peer, inputs(count, *(x, y)[:arity])), (peer, inputs(count, *(x, y)[:arity], g=g))
+        yield Case(f"{name} forward", forward, ahead * size, count, theirs[0]), apart(forward)
+        yield Case(f"{name} forward + backward", both, (ahead + back) * size, count, theirs[1]), apart(both)
 
 
-def apart(run: Callable[[], Any]) -> Callable[[], Any]:
-    def plain() -> Any:
+def apart(run: Callable[[int], Any]) -> Callable[[int], Any]:
+    def plain(i: int) -> Any:
         with use_fused(False):
-            return run()
+            return run(i)
 
     return plain
 
@@ -96,11 +100,10 @@ def main() -> None:
         for case, plain in cases(cp, dtype):
             if options.words and not any(word in case.name for word in options.words):
                 continue
-            error = "-" if options.no_peers else compare(case)
-            ours = median_us(cp, case.ours)
-            peers = (None, None) if options.no_peers else peer_times(cp, case)
-            ratios = " ".join("     -" if p is None else f"{p / ours:6.2f}" for p in peers)
-            figures = f"{ours:8.1f} {case.moved / copy / ours:6.1%} {median_us(cp, plain):8.1f} {ratios} {error:>9s}"
+            error = "-" if options.no_peers else f"{distance(case):.1e}"
+            ours, separate = graph_us(cp, case.ours, case.count), graph_us(cp, plain, case.count)
+            theirs = ratios(case, ours, not options.no_peers)
+            figures = f"{ours:8.1f} {case.moved / copy / ours:6.1%} {separate:8.1f} {theirs} {error:>9s}"
             print(f"{case.name:40s} {dtype!s:9s} {figures}", flush=True)
 
 

@@ -23,20 +23,17 @@ from ruda_tensor.kernels import columns, gemm, pointwise
 from ruda_tensor.kernels.blaslt import private_workspace
 from ruda_tensor.ops import feed_forward
 
+from .gpu_cases import to_torch
+
 ROWS = 16384  # GPT-2: 16 sequences of 1024
 GPT2 = {"qkv": (768, 2304), "attention out": (768, 768), "feed-forward in": (768, 3072), "feed-forward out": (3072, 768),
         "vocabulary": (768, 50304)}  # fmt: skip
+RATES = {"bfloat16": BFLOAT16, "float16": FLOAT16, "tf32": FLOAT32, "float32": FLOAT32}
 _CALLS, _ROUNDS = 5, 15
 
 
 def random(cp: Any, *shape: int, dtype: Any = BFLOAT16, scale: float = 1.0) -> Any:
     return (cp.random.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
-
-
-def to_torch(a: Any) -> Any:
-    import torch
-
-    return torch.from_dlpack(a)
 
 
 def median_us(cp: Any, replay: Callable[[Any], Any], stream: Any) -> float:
@@ -86,17 +83,21 @@ def against(cp: Any, mine: Callable[[], Any], peer: Callable[[], Any]) -> tuple[
     return min(first[0], ours(cp, mine)), min(first[1], theirs(cp, peer))
 
 
-def rates(cp: Any, n: int = 8192) -> None:
+def product_rates(cp: Any, name: str, n: int = 8192) -> list[float]:
+    """Operations per microsecond that ours and PyTorch's products of one of RATES reach."""
     import torch
 
-    print(f"\nproducts of {n}, TFLOP/s: ours, PyTorch")
-    for name, dtype in (("bfloat16", BFLOAT16), ("float16", FLOAT16), ("tf32", FLOAT32), ("float32", FLOAT32)):
-        x, y = random(cp, n, n, dtype=dtype), random(cp, n, n, dtype=dtype)
-        a, b = to_torch(x), to_torch(y)
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        with rt.use_tf32(name == "tf32"):
-            times = against(cp, lambda x=x, y=y: gemm.matmul(cp, x, y), lambda a=a, b=b: a @ b)
-        print(f"  {name:10} " + "  ".join(f"{2 * n**3 / t / 1e6:6.0f}" for t in times))
+    x, y = random(cp, n, n, dtype=RATES[name]), random(cp, n, n, dtype=RATES[name])
+    a, b = to_torch(x), to_torch(y)
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    with rt.use_tf32(name == "tf32"):
+        return [2 * n**3 / t for t in against(cp, lambda: gemm.matmul(cp, x, y), lambda: a @ b)]
+
+
+def rates(cp: Any) -> None:
+    print("\nproducts of 8192, TFLOP/s: ours, PyTorch")
+    for name in RATES:
+        print(f"  {name:10} " + "  ".join(f"{rate / 1e6:6.0f}" for rate in product_rates(cp, name)))
 
 
 def gpt2(cp: Any) -> None:

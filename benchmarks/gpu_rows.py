@@ -16,13 +16,9 @@ first compared with PyTorch's.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import numpy as np
@@ -33,6 +29,7 @@ from ruda_tensor.dtypes import BFLOAT16, FLOAT32
 from ruda_tensor.kernels import launch, norms, pointwise
 
 from .gpu_cases import FAMILIES, Case, optimizer_entries, to_torch
+from .gpu_jobs import Job, hold, prepared
 from .gpu_timing import copy_bandwidth, graph_us, torch_graph_us
 
 
@@ -51,43 +48,44 @@ def peer_run(function: Callable[..., Any], sets: list[tuple]) -> Callable[[int],
     return run
 
 
-def peer_times(case: Case) -> list[float | None]:
-    """Microseconds of PyTorch eager and compiled."""
+def peer_us(case: Case, compiled: bool) -> float:
+    """Microseconds of PyTorch."""
     import torch
 
-    found: list[float | None] = []
-    if case.peer is None:
-        return [None, None]
+    assert case.peer is not None
     function, sets = case.peer
-    for f in (function, torch.compile(function)):
+    return torch_graph_us(peer_run(torch.compile(function) if compiled else function, sets), case.count)
+
+
+def ratios(case: Case, us: float, peers: bool) -> str:
+    """The times of PyTorch eager and compiled over ours, as two columns."""
+    found = []
+    for compiled in (False, True):
         try:
-            found.append(torch_graph_us(peer_run(f, sets), case.count))
+            found.append(f"{peer_us(case, compiled) / us:6.2f}" if peers and case.peer else "     -")
         except Exception as error:
             print(f"  {case.name}: a peer failed: {error!r:.150}")
-            found.append(None)
-    return found
+            found.append("failed")
+    return " ".join(found)
 
 
-def compare(case: Case) -> str:
+def distance(case: Case) -> float:
     """The largest distance of our results, gradients too, from PyTorch's in float32, relative to their norms."""
-    if case.peer is None:
-        return "-"
+    assert case.peer is not None
     function, (first, *_) = case.peer
     wide = [x.detach().float().requires_grad_(x.requires_grad) for x in first[:-1]]
     g = None if first[-1] is None else first[-1].float()
     expected, mine = peer_run(function, [(*wide, g)])(0), case.ours(0)
     pairs = [(mine, expected)] if g is None else [(mine[0], expected[0]), *zip(mine[1], expected[1], strict=True)]
-    errors = [float((to_torch(a).float() - e.float()).norm() / e.float().norm()) for a, e in pairs]
-    return f"{max(errors):.1e}"
+    return max(float((to_torch(a).float() - e.float()).norm() / e.float().norm()) for a, e in pairs)
 
 
 def report(cp: Any, case: Case, dtype: Any, copy: float, peers: bool) -> None:
     """Print one line of the table."""
-    error = compare(case) if peers else "-"
+    error = f"{distance(case):.1e}" if peers and case.peer else "-"
     us = graph_us(cp, case.ours, case.count)
-    ratios = [f"{p / us:6.2f}" if p else "     -" for p in (peer_times(case) if peers else (None, None))]
     share, floor = case.moved / us / copy, case.moved / copy
-    print(f"{case.name:42s} {dtype!s:9s} {us:9.1f} {floor:9.1f} {share:6.1%} {ratios[0]} {ratios[1]} {error:>9s}", flush=True)
+    print(f"{case.name:42s} {dtype!s:9s} {us:9.1f} {floor:9.1f} {share:6.1%} {ratios(case, us, peers)} {error:>9s}", flush=True)
 
 
 def host_us(cp: Any, run: Callable[[], Any], calls: int = 100) -> float:
@@ -117,57 +115,52 @@ def overhead(cp: Any) -> None:
         print(f"host time: {name:40s} {host_us(cp, run):6.2f} us")
 
 
-def fused_adamw(cp: Any) -> None:
-    """PyTorch's fused AdamW on GPT-2's float32 parameters, which launches too much for a graph to matter."""
+def fused_adamw(entries: list[Any], clip: bool) -> float:
+    """Microseconds of PyTorch's fused AdamW on such parameters, and of clipping by the global norm before it."""
     import torch
 
-    params = [torch.nn.Parameter(to_torch(e.p).clone()) for e in optimizer_entries(cp, FLOAT32)]
-    for p in params:
-        p.grad = torch.randn_like(p)
-    rule = torch.optim.AdamW(params, lr=1e-4, fused=True)
+    params = [torch.nn.Parameter(to_torch(e.p).clone()) for e in entries]
+    for p, e in zip(params, entries):
+        p.grad = to_torch(e.g).clone()
+    rule = torch.optim.AdamW(params, lr=1e-4, fused=True, capturable=True)
 
-    def timed(run: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(13):
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            run()
-            b.record()
-            b.synchronize()
-            times.append(a.elapsed_time(b) * 1e3)
-        return statistics.median(times[3:])
-
-    def clipped() -> None:
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
+    def run(i: int) -> None:
+        if clip:
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
         rule.step()
 
-    print(f"torch fused AdamW {timed(rule.step):.0f} us, clipped {timed(clipped):.0f} us (float32, eager)")
+    return torch_graph_us(run, 2)
 
 
-def warm(cases: list[Case]) -> None:
-    """Run each compiled peer once."""
+def warm(cases: list[Case], compiled: bool = True) -> None:
+    """Run each of ours and each compiled peer once, so that all is compiled."""
     import torch
 
     for case in cases:
-        if case.peer is not None:
-            peer_run(torch.compile(case.peer[0]), case.peer[1])(0)
+        case.ours(0)
+        if compiled and case.peer is not None:
+            try:
+                peer_run(torch.compile(case.peer[0]), case.peer[1])(0)
+            except Exception as error:  # measuring it fails again, and is reported then
+                print(f"  {case.name}: {error!r:.150}")
     torch.cuda.synchronize()
 
 
 def together(chosen: list[str]) -> None:
     """A process per family and dtype: all compile at once, then they measure one by one."""
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    children = []
-    for name in chosen:
-        for dtype in ("float32", "bfloat16"):
-            command = [sys.executable, "-m", "benchmarks.gpu_rows", "--family", name, "--dtype", dtype, "--held"]
-            children.append(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment))
-    for child in children:
-        assert child.stdout is not None
-        while child.stdout.readline() not in ("ready\n", ""):
-            pass
-    for child in children:
-        print(child.communicate("\n")[0], end="", flush=True)
+    jobs = [
+        Job(f"{name}, {dtype}", "benchmarks.gpu_rows", "--family", name, "--dtype", dtype, "--held")
+        for name in chosen
+        for dtype in ("float32", "bfloat16")
+    ]
+    try:
+        prepared(jobs, 300)
+        for job in jobs:
+            lines = job.measure("", 300)
+            print("\n".join([*lines, *([f"  {job.name} failed: {job.why()}"] if job.why() else [])]), flush=True)
+    finally:
+        for job in jobs:
+            job.stop()
 
 
 def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> None:
@@ -178,8 +171,7 @@ def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> Non
         cases = FAMILIES[name](cp, dtype)
         if options.held:
             warm(cases)
-            print("ready", flush=True)
-            input()
+            hold()
             copy = copy_bandwidth(cp)
         for case in cases:
             report(cp, case, dtype, copy, not options.no_peers)
@@ -213,7 +205,9 @@ def main() -> None:
         for name in chosen:
             measure(cp, name, options, copy)
     if not options.no_peers and any("adamw" in name for name in chosen):
-        fused_adamw(cp)
+        entries = optimizer_entries(cp, FLOAT32)
+        figures = [fused_adamw(entries, clip) for clip in (False, True)]
+        print(f"torch fused AdamW {figures[0]:.0f} us, clipped {figures[1]:.0f} us (float32)")
     print("launches:", dict(sorted(launch.HITS.items())))
 
 

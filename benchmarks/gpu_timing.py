@@ -6,6 +6,7 @@ in the cache measures the cache. Here each call of a graph has arrays of its own
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,4 +82,26 @@ def torch_graph_us(run: Callable[[int], Any], count: int = 20, rounds: int = 10)
         if round >= 2:
             times.append(a.elapsed_time(b) * 1e3 / count)
     del held
+    return statistics.median(times)
+
+
+def checked_ms(step: Callable[[], Any], wait: Callable[[], Any], rounds: int, calls: int) -> float:
+    """The median over rounds of the time of one training step by the host's clock, with the GPU waited for at the ends.
+
+    A step returns its loss on inputs that stay the same. RuntimeError where it does not fall.
+    """
+    first = step().item()
+    for _ in range(3):
+        step()
+    times = []
+    for _ in range(rounds):
+        wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            step()
+        wait()
+        times.append((time.perf_counter() - start) / calls * 1e3)
+    last = step().item()
+    if not last < first:
+        raise RuntimeError(f"the loss went from {first} to {last} on inputs that stayed the same")
     return statistics.median(times)

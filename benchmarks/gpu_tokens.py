@@ -17,7 +17,9 @@ from ruda_tensor import backend
 from ruda_tensor.dtypes import BFLOAT16, FLOAT32
 from ruda_tensor.kernels import rotary, segments
 
-from .gpu_rows import Case, copy_bandwidth, leaf, random, report, to_torch
+from .gpu_cases import Case, inputs, sets, to_torch
+from .gpu_rows import report
+from .gpu_timing import copy_bandwidth, sets_for
 
 TOKENS, ROWS, WIDTH = 16384, 50304, 768
 BATCH, LENGTH, HEADS, HEAD = 16, 1024, 12, 64
@@ -28,26 +30,30 @@ def embedding_cases(cp: Any, dtype: Any) -> list[Case]:
 
     out = []
     for name, n, size, width in (("embedding", TOKENS, ROWS, WIDTH), ("embedding of few rows", 100_000, 7, WIDTH)):
-        w, g = random(cp, (size, width), dtype), random(cp, (n, width), dtype)
+        rows, table = n * width * dtype.itemsize, size * width * dtype.itemsize
+        count = sets_for(rows)
+        (w,), (g,) = sets(cp, count, (size, width), dtype, 1), sets(cp, count, (n, width), dtype, 1)
         ids = cp.random.randint(0, size, n).astype(np.int64)
-        peer = lambda w, ids=ids: F.embedding(to_torch(ids), w)
+        peer = lambda w, ids=to_torch(ids): F.embedding(ids, w)
+        forward = lambda i, w=w, ids=ids: segments.take(cp, w[i], ids, 0)
 
-        def both(w: Any = w, g: Any = g, ids: Any = ids, size: int = size) -> Any:
-            return segments.take(cp, w, ids, 0), (segments.accumulate(cp, g, ids, size),)
+        def both(i: int, w: Any = w, g: Any = g, ids: Any = ids, size: int = size) -> Any:
+            return segments.take(cp, w[i], ids, 0), (segments.accumulate(cp, g[i], ids, size),)
 
-        inputs, look = (leaf(w), to_torch(g)), 2 * g.nbytes
         out += [
-            Case(f"{name} forward", lambda w=w, ids=ids: segments.take(cp, w, ids, 0), look, (peer, inputs, False)),
-            Case(f"{name} forward + backward", both, look + g.nbytes + w.nbytes, (peer, inputs, True)),
+            Case(f"{name} forward", forward, 2 * rows, count, (peer, inputs(count, w))),
+            Case(f"{name} forward + backward", both, 3 * rows + table, count, (peer, inputs(count, w, g=g))),
         ]
     ids = cp.random.randint(0, ROWS, TOKENS).astype(np.int64)
-    return [*out, Case("sorting the ids alone", lambda: segments.sort_ids(cp, ids, ROWS), 8 * TOKENS)]
+    return [*out, Case("sorting the ids alone", lambda i: segments.sort_ids(cp, ids, ROWS), 8 * TOKENS, 20)]
 
 
 def rotary_cases(cp: Any, dtype: Any) -> list[Case]:
     import torch
 
-    x, g = random(cp, (BATCH, LENGTH, HEADS, HEAD), dtype), random(cp, (BATCH, HEADS, LENGTH, HEAD), dtype)
+    nbytes = BATCH * LENGTH * HEADS * HEAD * dtype.itemsize
+    count = sets_for(nbytes)
+    (x,), (g,) = (sets(cp, count, s, dtype, 1) for s in ((BATCH, LENGTH, HEADS, HEAD), (BATCH, HEADS, LENGTH, HEAD)))
     angles = np.arange(LENGTH)[:, None] / 1e4 ** (np.arange(HEAD // 2) / (HEAD // 2))
     cosines, sines = (cp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin))
     c, s = to_torch(cosines), to_torch(sines)
@@ -56,16 +62,17 @@ def rotary_cases(cp: Any, dtype: Any) -> list[Case]:
         a, b = x.permute(0, 2, 1, 3).chunk(2, -1)
         return torch.cat([a * c - b * s, b * c + a * s], -1).to(x.dtype)
 
-    def both() -> Any:
-        dx = rotary.rotary(cp, g, cosines, sines, -1)
-        return rotary.rotary(cp, x.transpose(0, 2, 1, 3), cosines, sines, 1), (dx.transpose(0, 2, 1, 3),)
+    def forward(i: int) -> Any:
+        return rotary.rotary(cp, x[i].transpose(0, 2, 1, 3), cosines, sines, 1)
 
-    inputs = leaf(x), to_torch(g)
+    def both(i: int) -> Any:
+        dx = rotary.rotary(cp, g[i], cosines, sines, -1)
+        return forward(i), (dx.transpose(0, 2, 1, 3),)
+
     return [
-        Case("rotary forward", lambda: rotary.rotary(cp, x.transpose(0, 2, 1, 3), cosines, sines, 1), 2 * x.nbytes,
-             (peer, inputs, False)),
-        Case("rotary forward + backward", both, 4 * x.nbytes, (peer, inputs, True)),
-    ]  # fmt: skip
+        Case("rotary forward", forward, 2 * nbytes, count, (peer, inputs(count, x))),
+        Case("rotary forward + backward", both, 4 * nbytes, count, (peer, inputs(count, x, g=g))),
+    ]
 
 
 def main() -> None:
