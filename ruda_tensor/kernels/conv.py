@@ -80,7 +80,7 @@ class _Shape:
 
     def chunks(self, itemsize: int) -> Iterator[slice]:
         """Runs of images, about equally long, whose columns take a chunk of memory."""
-        each = self.groups * self.rows * self.area * itemsize
+        each = 1 if self.bare else self.groups * self.rows * self.area * itemsize
         most = max(1, min(CHUNK // each, LONGEST // self.most()))
         step = ceil_div(self.n, ceil_div(self.n, most))
         for start in range(0, self.n, step):
@@ -191,6 +191,9 @@ def transpose(
     y, w, b = contiguous(xp, y, w, b)
     x = xp.empty((shape.n, shape.c, *size), y.dtype)
     weight = _single(w.reshape(groups, o, shape.k).swapaxes(1, 2))
+    if shape.bare and b is None:  # then its columns are x itself
+        gemm.matmul(xp, weight, _single(y.reshape(-1, groups, o, shape.area)), out=_single(x.reshape(-1, groups, c, shape.area)))
+        return x
     for part in shape.chunks(real.itemsize):
         columns = gemm.matmul(xp, weight, _single(y[part].reshape(-1, groups, o, shape.area)), real)
         shape.fold(xp, columns, b, x[part])
@@ -210,7 +213,7 @@ def weigh(xp: Any, x: Any, y: Any, *, kernel: tuple, stride: tuple, low: tuple, 
     x, y = contiguous(xp, x, y)
     o, chunks = shape.o // groups, list(shape.chunks(x.dtype.itemsize))
     across = shape.k > ACROSS * shape.area
-    memory = shape.memory(xp, x.dtype, chunks)
+    memory = None if shape.bare and not across else shape.memory(xp, x.dtype, chunks)
     parts = xp.empty((len(chunks) if across else shape.n, groups, o, shape.rows), real)
     for i, part in enumerate(chunks):
         columns, g = shape.spread(xp, x[part], memory, across), y[part].reshape(-1, groups, o, shape.area)

@@ -265,7 +265,16 @@ def _avg_pool(
 ) -> Tensor:
     x = floating(x, name)
     windows = _windows(name, x, kernel, stride, padding, 1, ceil, axes)
-    y, counts = single(x), np.ones((1,) * axes)
+    if axes == 2 and x.device.launches:
+        (_, across, v), (_, along, u) = windows
+        static = {"windows": (along, across), "counts": (u, v), "size": x.shape[-2:], "include": bool(include)}
+        return call(_avg2, (x,), static)
+    return _averaged(x, windows, include)
+
+
+def _averaged(x: Tensor, windows: list[tuple[int, tuple, int]], include: bool) -> Tensor:
+    """The means, one axis at a time."""
+    y, counts = single(x), np.ones((1,) * len(windows))
     for axis, window, count in windows:
         y = apply(_sum, (y,), {"axis": axis, "window": window, "count": count})
         covered = _covered(x.shape[axis], count, window, include)
@@ -275,6 +284,41 @@ def _avg_pool(
     else:
         y = y / asarray(counts.astype(y.dtype), device=x.device)
     return cast(y, x.dtype)
+
+
+def _avg2_expression(x: Tensor, *, windows: tuple, counts: tuple, size: tuple, include: bool) -> Tensor:
+    return _averaged(x, [(x.ndim - back, windows[-back], counts[-back]) for back in (1, 2)], include)
+
+
+def _areas(xp: Any, dtype: Any, windows: tuple, counts: tuple, size: tuple, include: bool) -> Any:
+    """How many numbers each window averages over."""
+    rows, columns = (_covered(n, count, window, include) for n, count, window in zip(size, counts, windows))
+    areas = np.multiply.outer(rows, columns)
+    return float(areas.flat[0]) if (areas == areas.flat[0]).all() else xp.asarray(areas.astype(dtype))
+
+
+def _avg2_forward(xp: Any, x: Any, *, windows: tuple, counts: tuple, size: tuple, include: bool) -> Any:
+    out = xp.zeros((*x.shape[:-2], *counts), x.dtype)
+    for _, to, of in _taps2(size, counts, windows):
+        out[to] += x[of]
+    out /= _areas(xp, x.dtype, windows, counts, size, include)
+    return out
+
+
+def _avg2_backward(
+    xp: Any, g: Any, *, needs: tuple, windows: tuple, counts: tuple, size: tuple, include: bool
+) -> tuple:
+    x = xp.zeros((*g.shape[:-2], *size), g.dtype)
+    g = g / _areas(xp, g.dtype, windows, counts, size, include)
+    for _, to, of in _taps2(size, counts, windows):
+        x[of] += g[to]
+    return (x,)
+
+
+_avg2 = Composite(
+    "avg_pool2d", _avg2_expression, _avg2_forward, _avg2_backward, keeps="",
+    fused=Fused("pool.cu", kernels.avg_forward, kernels.avg_backward),
+)  # fmt: skip
 
 
 def avg_pool2d(

@@ -21,6 +21,8 @@ CONVS = {
     "groups": ((3, 4, 6, 8), (6, 3, 3), (1, 1), (1, 1), (1, 1), 2),
     "depthwise": ((2, 6, 5, 8), (6, 3, 3), (1, 1), (1, 1), (1, 1), 6),
     "1x1": ((3, 5, 4, 6), (7, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1, fewer out": ((3, 6, 4, 5), (2, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1 in groups": ((3, 6, 4, 5), (9, 1, 1), (1, 1), (0, 0), (1, 1), 3),
     "1x1, stride 2": ((3, 5, 5, 6), (2, 1, 1), (2, 2), (0, 0), (1, 1), 1),
     "much padding": ((2, 3, 3, 4), (2, 2, 2), (1, 1), (3, 2), (1, 1), 1),
     "many rows of columns": ((4, 8, 4, 4), (3, 3, 3), (1, 1), (1, 1), (1, 1), 1),
@@ -164,3 +166,22 @@ def pool_case(xp: Any, x: np.ndarray, g: np.ndarray, windows: tuple, counts: tup
         np.add.at(row, where[where >= 0], values[where >= 0])
     close(dx, expected.reshape(x.shape), slack=8, name="dx")
     return [found, taps, dx]
+
+
+def means(xp: Any, x: np.ndarray, g: np.ndarray, windows: tuple, counts: tuple, include: bool, shift: int) -> list:
+    """The means of windows and their derivative, by the matrix of each axis; what lies beyond the padding does not count."""
+    matrices = []
+    for (kernel, stride, _, low), size, count in zip(windows, x.shape[-2:], counts):
+        matrix = np.zeros((count, size))
+        for i in range(count):
+            places = np.arange(i * stride - low, min(i * stride - low + kernel, size + low))
+            inside = places[(places >= 0) & (places < size)]
+            matrix[i, inside] = 1 / (len(places) if include else len(inside))
+        matrices.append(matrix)
+    down, across = matrices
+    static = {"windows": windows, "counts": counts, "size": x.shape[-2:], "include": include}
+    out = pool.avg_forward(xp, put(xp, x, shift), **static)
+    close(out, down @ x.astype(float) @ across.T, slack=16, scale=8, name="out")
+    (dx,) = pool.avg_backward(xp, put(xp, g, shift), needs=(True,), **static)
+    close(dx, down.T @ g.astype(float) @ across, slack=16, scale=8, name="dx")
+    return [out, dx]

@@ -79,7 +79,7 @@ def _images(dtype, vector: int) -> Iterator[tuple[str, Kernel]]:
         yield f"{name}, 3 x 3, {where}", conv._kernel(name, dtype, dtype if name == "conv_columns" else real, vector, window)
     for name in batch_norm._SIGNATURES:
         yield f"{name}, {where}", batch_norm._kernel(name, dtype, dtype, vector, int(name == "batch_sums"))
-    for name in ("max_pool_forward", "max_pool_backward"):
+    for name in ("max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward"):
         yield f"{name}, 2 x 2, {where}", pool._kernel(name, dtype, vector, ((2, 2, 1, 0), (2, 2, 1, 0)))
 
 

@@ -120,6 +120,17 @@ def test_max_pool(xp, rng, name, dtype):
         assert np.array_equal(backend.to_host(found_taps), taps)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("name", [name for name in POOLS if name != "dilated"])
+def test_avg_pool(xp, rng, name, include, dtype):
+    shape, windows, counts = POOLS[name]
+    windows = tuple((k, s, 1, p) for k, s, _, p in windows)
+    for shift in (0, 1):
+        x, g = cases.draw(rng, shape, dtype), cases.draw(rng, (*shape[:-2], *counts), dtype)
+        convs.means(xp, x, g, windows, counts, include, shift)
+
+
 def net(x, w, b, scale, bias):
     """A convolution, a normalization and a pooling."""
     y = rt.conv2d(x, w, b, padding=1)
@@ -155,7 +166,7 @@ def test_every_pairing_is_right(place, dtype):
         found, ahead, behind = run(tensors, forward, then)
         assert ahead - {"cast"} == (FORWARD if forward else set())
         if then:
-            assert behind >= BACKWARD - {"permute_rows"}
+            assert behind >= BACKWARD - {"permute_rows", "columns_reduce"}
         else:
             assert not behind - {"cast"}
         if dtype != rt.float32 and forward is False:
@@ -177,6 +188,8 @@ def test_each_operation_in_every_pairing(place, dtype):
         "conv1d": (lambda x, w, b: rt.conv1d(x, w, b, stride=2), (x[:, :, 0], w[:, :, 0], b)),
         "batch_norm": (lambda x, s, b: rt.batch_norm(x, None, None, s, b, training=True)[0], (x, v, v)),
         "batch_norm, bare": (lambda x: rt.batch_norm(x, training=True)[0], (x,)),
+        "avg_pool2d": (lambda x: rt.avg_pool2d(x, 3, stride=2, padding=1, ceil_mode=True), (x,)),
+        "avg_pool2d, padding left out": (lambda x: rt.avg_pool2d(x, (2, 3), padding=1, count_include_pad=False), (x,)),
         "max_pool2d": (lambda x: rt.max_pool2d(x, 3, stride=2, padding=1), (x,)),
     }  # fmt: skip
     for name, (call, inputs) in calls.items():
