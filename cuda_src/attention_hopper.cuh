@@ -20,13 +20,13 @@ DEVICE Place place(int tile, int blocks, int heads, int batches, int near) {
     return {rest / many, pair % heads, pair / heads};
 }
 
-// A tile of queries: its first row, and how many steps over KEYS keys it takes. The last rows come first. Tiles end where the
-// rows do, so that the one with fewer rows is the first, which is short if causal: there, `first` is below 0.
+// A tile of queries: its first row, and how many steps over KEYS keys it takes. The last rows, which see most, come first.
 struct Queries { int first, head, batch, steps; };
 DEVICE int blocks_of(const Sizes& n) { return (n.queries + ROWS - 1) / ROWS; }
 DEVICE Queries queries_at(int tile, const Sizes& n) {
-    const Place my = place(tile, blocks_of(n), n.heads, n.batches, n.near);
-    const int first = (n.queries + 63) / 64 * 64 - (my.block + 1) * ROWS, last = min(first + ROWS, n.queries) - 1;
+    const int blocks = blocks_of(n);
+    const Place my = place(tile, blocks, n.heads, n.batches, n.near);
+    const int first = (blocks - 1 - my.block) * ROWS, last = min(first + ROWS, n.queries) - 1;
     const int seen = CAUSAL ? min(n.keys, max(0, last + n.keys - n.queries + 1)) : n.keys;
     return {first, my.head, my.batch, (seen + KEYS - 1) / KEYS};
 }
@@ -36,7 +36,7 @@ DEVICE Queries queries_at(int tile, const Sizes& n) {
 struct Walk { int steps, skip, clear, column, last[2]; float c; };
 DEVICE Walk walk_of(const Queries& tile, const Sizes& n, int mine, int row) {
     const int offset = n.keys - n.queries;
-    const int here = mine < 0 ? 0 : CAUSAL ? min(n.keys, max(0, mine + 64 + offset)) : n.keys;
+    const int here = mine >= n.queries ? 0 : CAUSAL ? min(n.keys, max(0, mine + 64 + offset)) : n.keys;
     const int always = CAUSAL ? min(n.keys, max(0, mine + offset + 1)) : n.keys;
     Walk w = {tile.steps, tile.steps - min(tile.steps, (here + KEYS - 1) / KEYS), tile.steps - always / KEYS,
               2 * (int)(threadIdx.x & 3), {0, 0}, n.scale * LOG2_E};

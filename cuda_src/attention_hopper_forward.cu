@@ -77,14 +77,6 @@ DEVICE void weigh(float (&s)[KEYS / 2], Rows& rows, float (&older)[2], const Wal
     }
 }
 
-// Warpgroups take turns: one multiplies while the others weigh. Each has a turn in every step.
-DEVICE void my_turn() {
-    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup()) : "memory");
-}
-DEVICE void your_turn() {
-    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(warpgroup() == GROUPS - 1 ? 1 : 2 + warpgroup()) : "memory");
-}
-
 // The steps of one tile, which begin with number n.
 DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q, int n) {
     float s[KEYS / 2], older[2];
@@ -94,16 +86,12 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
         leave(at.k_free(n % STAGES));
         barrier_wait_full(at.v_full(n % STAGES), n, STAGES);
         leave(at.v_free(n % STAGES));
-        my_turn();
-        your_turn();
     }
     if (w.skip >= w.steps) return;
     barrier_wait_full(at.k_full(n % STAGES), n, STAGES);
     mma_fence();
-    my_turn();
     mma_rows<D, 64, KEYS>(s, q, at.k(n % STAGES));
     mma_commit();
-    your_turn();
     mma_wait<0>();
     hold(s);
     leave(at.k_free(n % STAGES));
@@ -114,14 +102,12 @@ DEVICE void walk(float (&o)[D / 2], Rows& rows, const Walk& w, Shared at, u32 q,
         const int before = n % STAGES, stage = (n + 1) % STAGES;
         barrier_wait_full(at.k_full(stage), n + 1, STAGES);
         mma_fence();
-        my_turn();
         mma_rows<D, 64, KEYS>(s, q, at.k(stage));
         mma_commit();
         barrier_wait_full(at.v_full(before), n, STAGES);
         mma_fence();
         mma_columns<KEYS>(o, p, at.v(before));
         mma_commit();
-        your_turn();
         mma_wait<1>();
         hold(s);
         leave(at.k_free(stage));
@@ -158,7 +144,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forwar
     }
     more_registers<GROUPS>();
     int n = 0, tile;
-    if (group == GROUPS - 1) your_turn();
     for (int round = 0; (tile = tile_of(round)) < tiles; ++round) {
         const Queries my = queries_at(tile, sizes);
         const int own = round % OWN, mine = my.first + 64 * group, row = mine + row_of();
@@ -172,11 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forwar
         UNROLL for (int h = 0; h < 2; ++h) {
             const float sum = sum_of_four(rows.sum[h]);
             factor[h] = sum == 0 ? 0.0f : 1.0f / sum;
-            if ((u32)(row + 8 * h) < (u32)sizes.queries && (threadIdx.x & 3) == 0)
+            if (row + 8 * h < sizes.queries && (threadIdx.x & 3) == 0)
                 lse[((i64)my.batch * sizes.heads + my.head) * sizes.queries + row + 8 * h] =
                     sum == 0 ? INFINITE : rows.top[h] * sizes.scale + __log2f(sum) * LN_2;
         }
         write_rows(out + my.batch * out_batch + my.head * out_head, out_row, row, sizes.queries, o, factor[0], factor[1]);
     }
-    if (group == 0) my_turn();
 }

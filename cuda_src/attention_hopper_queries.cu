@@ -66,9 +66,9 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
     Rows rows;
     UNROLL for (int h = 0; h < 2; ++h) {
         const int row = mine + r + 8 * h;
-        rows.lse[h] = (u32)row < (u32)n.queries ? from.lse[pair * n.queries + row] * LOG2_E : INFINITE;
+        rows.lse[h] = row < n.queries ? from.lse[pair * n.queries + row] * LOG2_E : INFINITE;
         UNROLL for (int i = 0; i < D / 32; ++i)
-            if ((u32)row < (u32)n.queries) known[h][i] = load<8>(out + row * from.row + 8 * (4 * i + part));
+            if (row < n.queries) known[h][i] = load<8>(out + row * from.row + 8 * (4 * i + part));
             else known[h][i] = Pack<STORAGE, 8>();
     }
     barrier_wait_full(full, round, OWN);
@@ -80,7 +80,7 @@ DEVICE Rows rows_of(const Stats& from, const Queries& my, const Sizes& n, int mi
             UNROLL for (int j = 0; j < 8; ++j) sum += widen(theirs.at[j]) * widen(known[h][i].at[j]);
         }
         rows.delta[h] = sum_of_four(sum);
-        if (part == 0 && mine >= 0) {
+        if (part == 0 && mine + r + 8 * h < from.padded) {
             float* to = from.rows + pair * from.padded + mine + r + 8 * h;
             to[0] = rows.lse[h];
             to[(i64)n.heads * n.batches * from.padded] = rows.delta[h];

@@ -205,8 +205,7 @@ DEVICE void gather_eight(u32 (&x)[4]) {
             }
     }
 }
-// Writes d times a factor per h to rows of `out`, those from 0 to `rows`; row is this thread's first,
-// its second is 8 below.
+// Writes d times a factor per h to rows of `out`, those below `rows`; row is this thread's first, its second is 8 below.
 template <class S, int N>
 DEVICE void write_rows(S* out, i64 stride, int row, int rows, const float (&d)[N], float first, float second) {
     UNROLL for (int h = 0; h < 2; ++h)
@@ -215,7 +214,7 @@ DEVICE void write_rows(S* out, i64 stride, int row, int rows, const float (&d)[N
             u32 x[4];
             UNROLL for (int i = 0; i < 4; ++i) x[i] = pack(d[16 * j + 4 * i + 2 * h] * f, d[16 * j + 4 * i + 2 * h + 1] * f);
             gather_eight(x);
-            if ((u32)(row + 8 * h) < (u32)rows) {
+            if (row + 8 * h < rows) {
                 const u64 to = __cvta_generic_to_global(out + (row + 8 * h) * stride + 32 * j + 8 * (threadIdx.x & 3));
                 asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                              ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");

@@ -24,15 +24,13 @@ _OPTIONS = ("-arch=sm_90a",)
 class Tiles(NamedTuple):
     """`groups` warpgroups of 64 rows each, `step` rows of the others at a time in `stages` of shared memory.
 
-    With `own` 2, a block walks over many tiles and fetches one while it works on another; with 1 it has one tile. `turns`:
-    whether warpgroups multiply one after the other.
+    With `own` 2, a block walks over many tiles and fetches one while it works on another; with 1 it has one tile.
     """
 
     groups: int
     step: int
     stages: int
     own: int
-    turns: int = 0
 
     def rows(self) -> int:
         """Rows of a tile."""
@@ -51,9 +49,9 @@ class Tiles(NamedTuple):
 
 # For each size of a head: where rows are few, and where they are many. Blocks that walk have their tiles dealt out to them
 # beforehand, longest first, which is even enough only where the heads are taken all together.
-FORWARD = {64: (Tiles(4, 64, 4, 2), Tiles(4, 64, 4, 1)), 128: (Tiles(3, 64, 3, 1), Tiles(3, 64, 3, 1))}
-OF_QUERIES = {64: (Tiles(3, 64, 4, 2), Tiles(3, 64, 4, 1)), 128: (Tiles(2, 64, 4, 1), Tiles(2, 64, 4, 1))}
-OF_KEYS = {64: (Tiles(3, 64, 4, 2), Tiles(3, 64, 3, 1)), 128: (Tiles(2, 64, 4, 1), Tiles(2, 64, 4, 1))}
+FORWARD = {64: (Tiles(4, 64, 4, 2), Tiles(4, 64, 3, 1)), 128: (Tiles(3, 64, 3, 1),) * 2}
+OF_QUERIES = {64: (Tiles(3, 64, 4, 1),) * 2, 128: (Tiles(2, 64, 4, 1),) * 2}
+OF_KEYS = {64: (Tiles(3, 64, 3, 2), Tiles(3, 64, 3, 1)), 128: (Tiles(2, 64, 4, 1),) * 2}
 
 
 def tiles_for(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
@@ -67,7 +65,7 @@ _SIZES = " i i i i i i f"
 @functools.cache
 def _forward(dtype: np.dtype, d: int, causal: bool, tiles: Tiles) -> Kernel:
     shared = BARRIERS + 2 * d * (tiles.own * tiles.rows() + 2 * tiles.stages * tiles.step)
-    name, defines = "attention_hopper_forward", tiles.defines(dtype, d, causal) | {"KEYS": tiles.step, "TURNS": tiles.turns}
+    name, defines = "attention_hopper_forward", tiles.defines(dtype, d, causal) | {"KEYS": tiles.step}
     return Kernel(f"{name}.cu", name, "128s 128s 128s P P q q q" + _SIZES, defines, _OPTIONS, shared)
 
 

@@ -159,6 +159,23 @@ def test_what_it_declines(xp, rng):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no g++ to run the CUDA sources with")
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
+@pytest.mark.parametrize("d", attention.HEADS)
+def test_rows_have_lse_to_the_base_2_and_delta(rng, d, dtype):
+    b, h, t, padded = 2, 3, 70, 128
+    g, out = (rng.standard_normal((b, t, h, d)).astype(dtype).transpose(0, 2, 1, 3) for _ in range(2))
+    lse, rows = rng.standard_normal((b, h, t, 1)).astype(np.float32), np.full((2, b, h, padded), np.nan, np.float32)
+    lse[0, 0, 0] = np.inf
+    strides = [stride // 2 for a in (g, out) for stride in a.strides[:3]]
+    blocks = b * h * -(-padded // (2048 // d))
+    with on_shim():
+        attention_hopper._rows(dtype, d)((blocks, 1), (256, 1), g, out, lse, rows, *strides, t, padded, h, b)
+    assert np.allclose(rows[0, ..., :t], lse[..., 0] / np.log(2), rtol=1e-6) and np.isposinf(rows[0, ..., t:]).all()
+    exact = (g.astype(float) * out.astype(float)).sum(-1)
+    assert np.allclose(rows[1, ..., :t], exact, rtol=1e-5, atol=1e-5) and not rows[1, ..., t:].any()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++ to run the CUDA sources with")
 def test_arrays_on_the_cpu_are_declined(rng):
     q = k = v = np.ones((1, 1, 9, 64), BFLOAT16)
     with on_shim():
