@@ -21,7 +21,7 @@ from .. import backend
 from ..recording import CaptureError, here
 
 _SLOT, _MOST_SLOTS = 64, 4096  # bytes each; how many
-_HOST_TO_DEVICE = 1
+_HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3  # cudaMemcpyKind
 
 
 class Recording:
@@ -117,6 +117,14 @@ class Recording:
                     self.values.data.ptr, ctypes.addressof(self.host), size, _HOST_TO_DEVICE, stream
                 )
             self.graph.launch()
+
+    def copy(self, to: Any, array: Any) -> None:
+        """Queue a copy of an array over another of its shape and dtype: by the driver alone where both are in row-major order."""
+        if to.flags.c_contiguous and array.flags.c_contiguous:
+            stream = self.cp.cuda.get_current_stream().ptr
+            self.cp.cuda.runtime.memcpyAsync(to.data.ptr, array.data.ptr, to.nbytes, _DEVICE_TO_DEVICE, stream)
+        else:
+            self.cp.copyto(to, array)
 
     @property
     def bytes(self) -> int:

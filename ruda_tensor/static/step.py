@@ -57,7 +57,7 @@ class CapturedStep(StaticGraph):
         assert self._recording is not None
         self._recording.launch()
         with self._device.guard():
-            return _mapped(self._outputs, lambda x: Tensor._wrap(x._data.copy(), x.device))
+            return _mapped(self._outputs, self._copied)
 
     __call__ = replay
 
@@ -107,13 +107,20 @@ class CapturedStep(StaticGraph):
 
     def _load(self, inputs: tuple[Any, ...]) -> None:
         """Put inputs where the recorded step reads them."""
+        assert self._recording is not None
         with self._device.guard():
             for buffer, x in zip(self._buffers, inputs):
-                if isinstance(x, Tensor):
-                    if x._data is not buffer:
-                        self._device.xp.copyto(buffer, x._data)
-                else:
+                if not isinstance(x, Tensor):
                     buffer[0] = x
+                elif x._data is not buffer:
+                    self._recording.copy(buffer, x._data)
+
+    def _copied(self, x: Tensor) -> Tensor:
+        """A result of the recorded step in memory of its own."""
+        assert self._recording is not None
+        out = self._device.xp.empty(x.shape, x.dtype)
+        self._recording.copy(out, x._data)
+        return Tensor._wrap(out, x.device)
 
     def _record(self, inputs: tuple[Any, ...]) -> bool:
         """Record the step on these inputs, and run nothing; False where somebody sees what it would change in place."""
