@@ -206,8 +206,10 @@ def normalized(cp: Any, line: Callable, x: Any, name: str) -> None:
 
     _, mean, inverse = torch.native_batch_norm(X, W, W, None, None, True, 0.1, 1e-5)
     line(f"batch_norm {name}", forward, lambda: torch.native_batch_norm(X, W, W, None, None, True, 0.1, 1e-5), 3 * x.nbytes)
-    line(f"batch_norm {name}, backward", lambda: batch_norm.backward(cp, x, x, weight, m, shift, r, needs=needs, eps=1e-5),
-         lambda: torch.ops.aten.native_batch_norm_backward(X, X, W, None, None, mean, inverse, True, 1e-5, [True] * 3),
+    g = cp.roll(x, 1)
+    G = to_torch(g)
+    line(f"batch_norm {name}, backward", lambda: batch_norm.backward(cp, g, x, weight, m, shift, r, needs=needs, eps=1e-5),
+         lambda: torch.ops.aten.native_batch_norm_backward(G, X, W, None, None, mean, inverse, True, 1e-5, [True] * 3),
          5 * x.nbytes)  # fmt: skip
     line(f"sums {name}", lambda: batch_norm.channel_sums(cp, x), lambda: X.sum((0, 2)), x.nbytes)
 

@@ -9,8 +9,9 @@ from ruda_tensor.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ruda_tensor.kernels import copies
 from ruda_tensor.kernels.launch import HITS, Kernel, KernelError, substitute
 
-from . import _attention, _optimizers, _segments
+from . import _attention, _convs, _optimizers, _segments
 from . import _cases as cases
+from ._blaslt import on_fake
 from ._shim import ALL, HostRuntime
 
 
@@ -54,6 +55,8 @@ def main() -> None:
             _segments.picked(np, rng, BFLOAT16, n, size, width, bad=True, shift=1)
         for case in (_attention.Case(1, 2, 1, 70, 33, 64, True), _attention.Case(1, 1, 1, 131, 131, 128, True, "packed")):
             _attention.check(np, rng, BFLOAT16, case)
+        with on_fake():
+            _convs.each(np, rng, FLOAT32)
         if ALL:
             cases.norm(np, rng, FLOAT32, 2, 33_000)
         for layout in _optimizers.LAYOUTS[:: 2 if ALL else 5]:

@@ -185,3 +185,13 @@ def means(xp: Any, x: np.ndarray, g: np.ndarray, windows: tuple, counts: tuple, 
     (dx,) = pool.avg_backward(xp, put(xp, g, shift), needs=(True,), **static)
     close(dx, down.T @ g.astype(float) @ across, slack=16, scale=8, name="dx")
     return [out, dx]
+
+
+def each(xp: Any, rng: Any, dtype: np.dtype, names: tuple = ("3x3", "stride 2", "groups", "many rows of columns")) -> list:
+    """Every kernel once or more; returns what was computed."""
+    found = [a for name in names for a in convolution(xp, rng, dtype, CONVS[name])]
+    found += batch(xp, rng, dtype, (5, 9, 1200)) + batch(xp, rng, dtype, (2, 3, 17))
+    shape, counts, windows = (2, 9, 11), (5, 6), ((3, 2, 1, 1), (3, 2, 1, 1))
+    x, g = draw(rng, shape, dtype), draw(rng, (shape[0], *counts), dtype)
+    found += pool_case(xp, x, g, windows, counts)
+    return found + means(xp, x, g, windows, counts, False, 0)
