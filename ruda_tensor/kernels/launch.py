@@ -99,7 +99,7 @@ class _Scratch(threading.local):
         if len(self.calls) >= _MOST_CALLS:
             self.calls.clear()
         made = pointer(handle[0]), *numbers, pointer(stream), None, pointer(ctypes.addressof(self.extra))
-        self.calls[handle[0], grid, block, stream] = made
+        self.calls[handle[0], handle[1], grid, block, stream] = made
         return made
 
 
@@ -177,7 +177,7 @@ class CudaRuntime:
         end = lead + len(arguments)
         scratch.view[lead:end] = arguments
         scratch.size.value = end
-        call = scratch.calls.get((handle[0], grid, block, stream)) or scratch.call(handle, grid, block, stream)
+        call = scratch.calls.get((handle[0], handle[1], grid, block, stream)) or scratch.call(handle, grid, block, stream)
         status = self.start(*call)
         if status == 0:
             return None
