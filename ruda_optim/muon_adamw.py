@@ -39,9 +39,9 @@ class MuonAdamWConfig(Config):
     MuonAdamW(Muon: weight; AdamW: bias)
     """
 
-    _: KW_ONLY
     muon: MuonConfig = MuonConfig()
     adamw: AdamWConfig = AdamWConfig()
+    _: KW_ONLY
     adamw_lr_ratio: float = 0.015
     max_grad_norm: float | None = None
 

@@ -1,6 +1,7 @@
 """feed_forward: two affine maps with an activation between them, as one operation where there are kernels."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..dtypes import FLOAT32, FLOATING
@@ -140,7 +141,7 @@ def feed_forward(
         return _expression(x, w1, b1, w2, b2, residual, activation)  # which refuses it
     tensors = [t for t in (x, w1, b1, w2, b2, residual) if t is not None]
     alike = all(isinstance(t, Tensor) and t.dtype == x.dtype for t in tensors) and x.dtype in FLOATING and x.ndim > 1
-    compiled = x.device.kind == "cpu" and x.dtype is FLOAT32 and host.compiled(x.size // x.shape[-1] * w1.shape[1])
+    compiled = x.device.kind == "cpu" and x.dtype is FLOAT32 and host.compiled(math.prod(x.shape[:-1]) * w1.shape[1])
     if not (alike and (x.device.launches or compiled)):
         return _expression(x, w1, b1, w2, b2, residual, activation)
     return call(_feed_forward, (x, w1, b1, w2, b2, residual), {"activation": activation, "storage": x.dtype})

@@ -128,6 +128,17 @@ def test_a_feed_forward_part_is_that_of_the_operations_one_by_one(name, shape, b
     assert together(x, *[rt.tensor(a, device=CPU) for a in arrays[1:]])._node.op.name == "feed_forward"
 
 
+@pytest.mark.parametrize("sizes", [(3, 0, 4, 2), (0, 3, 4, 2), (3, 4, 0, 2), (3, 4, 2, 0)])
+def test_sizes_of_zero(monkeypatch, sizes):
+    monkeypatch.undo()
+    n, d, wide, out = sizes
+    arrays = normal(n, d), normal(d, wide), normal(wide), normal(wide, out), normal(out)
+    found = gradients(lambda *t: rt.feed_forward(*t), *arrays)
+    right = gradients(lambda *t: feed_forward._expression(*t, None, "gelu_tanh"), *arrays)
+    for a, e in zip(found, right):
+        np.testing.assert_array_equal(a, e)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "shared", "t", "d"), [(4, 4, 33, 32), (4, 2, 40, 7), (1, 1, 1, 1), (6, 1, 17, 20)])
 def test_packed_attention_is_that_of_its_parts(heads, shared, t, d, causal):
