@@ -132,8 +132,8 @@ def fused_adamw(entries: list[Any], clip: bool) -> float:
     return torch_graph_us(run, 2)
 
 
-def warm(cases: list[Case], compiled: bool = True) -> None:
-    """Run each of ours and each compiled peer once, so that all is compiled."""
+def warm(cp: Any, cases: list[Case], compiled: bool = True) -> None:
+    """Run each of ours and each compiled peer once, so that all is compiled; others may have the memory meanwhile."""
     import torch
 
     for case in cases:
@@ -144,6 +144,8 @@ def warm(cases: list[Case], compiled: bool = True) -> None:
             except Exception as error:  # measuring it fails again, and is reported then
                 print(f"  {case.name}: {error!r:.150}")
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    cp.get_default_memory_pool().free_all_blocks()
 
 
 def together(chosen: list[str]) -> None:
@@ -157,10 +159,10 @@ def together(chosen: list[str]) -> None:
         prepared(jobs, 300)
         for job in jobs:
             lines = job.measure("", 300)
-            print("\n".join([*lines, *([f"  {job.name} failed: {job.why()}"] if job.why() else [])]), flush=True)
+            print("\n".join([*lines, *([f"  {job.name} failed: {job.why}"] if job.why else [])]), flush=True)
     finally:
         for job in jobs:
-            job.stop()
+            job.close()
 
 
 def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> None:
@@ -170,7 +172,7 @@ def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> Non
             continue
         cases = FAMILIES[name](cp, dtype)
         if options.held:
-            warm(cases)
+            warm(cp, cases)
             hold()
             copy = copy_bandwidth(cp)
         for case in cases:
