@@ -94,7 +94,7 @@ def answers(lines: list[str]) -> list[Any]:
 
 
 def collect(options: argparse.Namespace) -> tuple[Ceilings, list[Figure], dict[str, str]]:
-    """Run the processes; returns the ceilings, the figures, and by group why a process failed."""
+    """Run the processes; returns the ceilings, the figures, and why processes failed (see `table`)."""
     chosen = {name: p for name, p in parts().items() if p.group in options.only and not (options.quick and p.compiled)}
     quick = ["--quick"] if options.quick else []
     first, *jobs = [Job(name, "benchmarks.gpu", "--part", name, *quick) for name in ("ceilings", *chosen)]
@@ -109,7 +109,7 @@ def collect(options: argparse.Namespace) -> tuple[Ceilings, list[Figure], dict[s
         for job in jobs:
             figures += [Figure(*f) for f in answers(job.measure(json.dumps(ceilings), MEASURE))]
             if job.why:
-                why[chosen[job.name].group] = f"{job.name}: {job.why}"
+                why[f"{chosen[job.name].group}: {job.name}"] = job.why
     finally:
         for job in (first, *jobs):
             job.close()

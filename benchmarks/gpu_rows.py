@@ -77,7 +77,8 @@ def distance(case: Case) -> float:
     g = None if first[-1] is None else first[-1].float()
     expected, mine = peer_run(function, [(*wide, g)])(0), case.ours(0)
     pairs = [(mine, expected)] if g is None else [(mine[0], expected[0]), *zip(mine[1], expected[1], strict=True)]
-    return max(float((to_torch(a).float() - e.float()).norm() / e.float().norm()) for a, e in pairs)
+    near = [(to_torch(a).detach().float(), e.detach().float()) for a, e in pairs]
+    return max(float((a - e).norm() / e.norm()) for a, e in near)
 
 
 def report(cp: Any, case: Case, dtype: Any, copy: float, peers: bool) -> None:

@@ -73,7 +73,7 @@ def test_whether_a_goal_is_met(target, figures, verdict):
 
 def test_the_table_of_figures():
     def failing() -> float:
-        raise ValueError("out | of memory\nand more")
+        raise ValueError("out of memory\nand more")
 
     figures = [
         Figure(gpu_table.ADAMW, OURS, 800.0, 720.0),
@@ -81,22 +81,25 @@ def test_the_table_of_figures():
         Figure(gpu_table.CLIPPED, OURS, 1234.5, 864.15),
         figure(gpu_table.CLIPPED, "torch fused", failing),
     ]
-    lines = table(["adamw"], figures, {}).split("\n")
+    *lines, empty, note, _, count = table(["adamw"], figures, {}).split("\n")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(line) for line in lines}) == 1 and cells[0] == list(gpu_table.HEADER)
     assert cells[2] == [gpu_table.ADAMW, "800.0 us", "<= 1000 us", "torch fused", "1,080.0 us", "1.35", "90%", "met"]
-    failed = "failed: ValueError: out / of memory"
-    assert cells[3] == [gpu_table.CLIPPED, "1,234.5 us", "<= 1200 us", "torch fused", failed, "-", "70%", "not met"]
+    assert cells[3] == [gpu_table.CLIPPED, "1,234.5 us", "<= 1200 us", "torch fused", "failed", "-", "70%", "not met"]
+    assert (empty, note) == ("", f"failed: torch fused, {gpu_table.CLIPPED}: ValueError: out of memory")
+    assert count == "goals: 1 met, 1 not met, 0 open"
 
 
 def test_a_peer_has_a_line_of_its_own_and_a_lost_process_is_named():
     figures = [Figure(gpu_table.MLP, OURS, 50.0), Figure(gpu_table.MLP, "torch CUDA graph", 100.0)]
-    lines = table(["mlp"], figures, {"mlp": "mlp jax: No module named 'jax'"}).split("\n")
-    assert "failed: mlp jax: No module named 'jax'" in lines[3] and gpu_table.MLP not in lines[3]
+    lines = table(["mlp"], figures, {"mlp: mlp jax": "No module named 'jax'"}).split("\n")
+    assert "JAX jit" in lines[3] and "failed" in lines[3] and gpu_table.MLP not in lines[3]
+    assert "failed: mlp: mlp jax: No module named 'jax'" in lines
     assert "50.0 us" in lines[2] and "2.00" in lines[2] and lines[2].endswith("| met     |")
-    assert lines[4].count("failed: mlp jax") == 2  # the eager step has no figure of ours, nor of this peer
-    rows = table(["rows"], [], {"rows": "gone"}, skipped=(COMPILED,)).split("\n")
-    assert all(("failed" in line) != (COMPILED in line) for line in rows[2:])
+    assert lines[4].count("failed") == 2  # the eager step has no figure of ours, nor of this peer
+    rows = table(["rows"], [], {"rows: norms float32": "gone"}, skipped=(COMPILED,)).split("\n")
+    assert all(("failed" in line) != (COMPILED in line) for line in rows[2 : 2 + 2 * len(TARGETS["rows"])])
+    assert "failed" not in table(["adamw"], [], {"rows: norms float32": "gone"}).split("failed: rows")[0]
 
 
 def test_a_step_whose_loss_does_not_fall_is_not_timed():
