@@ -116,6 +116,47 @@ def test_our_small_step_trains_and_is_measured_on_any_device():
     assert [f.what for f in found] == [gpu_table.MLP, gpu_table.MLP_EAGER] and all(f.value for f in found), found
 
 
+@pytest.fixture
+def small_rows(monkeypatch):
+    """The part of row kernels at a small size, with NumPy in the place of CuPy, and counts in the place of times."""
+    torch = pytest.importorskip("torch")
+    shim = importlib.import_module("tests.kernels._shim")
+    if not shim.COMPILER:
+        pytest.skip("no C++ compiler")
+    kernels, cases, rows = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu_parts", "gpu_cases", "gpu_rows"))
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(cases, "random", lambda cp, shape, dtype: rng.standard_normal(shape).astype(dtype))
+    monkeypatch.setattr(cases, "ROWS", 8)
+    monkeypatch.setattr(cases, "WIDTH", 64)
+    for module in (cases, rows):
+        monkeypatch.setattr(module, "to_torch", torch.from_numpy)
+    monkeypatch.setattr(kernels.backend, "cupy", lambda: np)
+    monkeypatch.setattr(kernels, "warm", lambda *given, **named: None)
+    monkeypatch.setattr(kernels, "graph_us", lambda cp, run, count: float(len([run(i) for i in range(count)])))
+    monkeypatch.setattr(kernels, "peer_us", lambda case, compiled: 50.0 + compiled)
+    with shim.on_shim():
+        yield lambda quick: list(kernels.rows(quick, "silu_mul", "float32")(CEILINGS))
+
+
+def test_a_row_kernel_is_measured_beside_its_peers(small_rows):
+    names, moved = [f"silu_mul {way}, float32" for way in ("forward", "forward + backward")], 8 * 64 * 4
+    expected = []
+    for name, arrays in zip(names, (3, 8)):
+        expected += [Figure(name, OURS, 20.0, arrays * moved / CEILINGS.copy)]
+        expected += [Figure(name, EAGER, 50.0), Figure(name, COMPILED, 51.0)]
+    assert small_rows(False) == expected
+    assert small_rows(True) == [f for f in expected if f.who != COMPILED]
+    assert set(names) <= {target.what for target in TARGETS["rows"]}
+
+
+def test_a_kernel_that_computes_something_else_is_not_timed(small_rows, monkeypatch):
+    kernels = importlib.import_module("benchmarks.gpu_cases").pointwise
+    right = kernels.silu_mul_forward
+    monkeypatch.setattr(kernels, "silu_mul_forward", lambda cp, x, y: right(cp, x, y) * np.float32(1.001))
+    first = small_rows(True)[0]
+    assert first.value is None and "ours is 0.001 of the norm away" in first.failed
+
+
 def _answers(script: Path, monkeypatch, code: str, seconds: float = 30.0) -> tuple[gpu_jobs.Job, list[str]]:
     script.joinpath("helper_of_jobs.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(script))
@@ -173,8 +214,8 @@ def test_a_part_prints_its_figures_when_it_may(monkeypatch, capsys):
 @pytest.mark.gpu
 def test_the_table_of_a_gpu(tmp_path):
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--only", "mlp", "adamw", "--quick", "--json", str(tmp_path / "x.json")]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--only", "mlp", "--quick", "--json", str(tmp_path / "x.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "x.json").read_text())["figures"]
-    assert {f["what"] for f in figures if f["who"] == OURS and f["value"]} == {t.what for t in TARGETS["mlp"] + TARGETS["adamw"]}
+    assert {f["what"] for f in figures if f["who"] == OURS and f["value"]} == {t.what for t in TARGETS["mlp"]}
