@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +101,10 @@ def collect(options: argparse.Namespace) -> tuple[Ceilings, list[Figure], dict[s
     first, *jobs = [Job(name, "benchmarks.gpu", "--part", name, *quick) for name in ("ceilings", *chosen)]
     figures: list[Figure] = []
     why: dict[str, str] = {}
+    start = time.perf_counter()
     try:
         prepared([first, *jobs], PREPARE)
+        print(f"{len(jobs)} processes are prepared after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         found = answers(first.measure("", MEASURE))
         if not found:
             raise SystemExit(f"the ceilings of this GPU cannot be measured: {first.why}")
@@ -110,10 +113,18 @@ def collect(options: argparse.Namespace) -> tuple[Ceilings, list[Figure], dict[s
             figures += [Figure(*f) for f in answers(job.measure(json.dumps(ceilings), MEASURE))]
             if job.why:
                 why[f"{chosen[job.name].group}: {job.name}"] = job.why
+            if options.json:  # now, in case that a later one is interrupted
+                write(options.json, ceilings, figures, why)
     finally:
         for job in (first, *jobs):
             job.close()
     return ceilings, figures, why
+
+
+def write(path: Path, ceilings: Ceilings, figures: list[Figure], why: dict[str, str]) -> None:
+    """Write what was measured as JSON."""
+    raw = {"ceilings": ceilings._asdict(), "figures": [f._asdict() for f in figures], "failed": why}
+    path.write_text(json.dumps(raw, indent=1) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -126,10 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
     rates = ", ".join(f"{name} {getattr(ceilings, name) / 1e6:.0f}" for name in Ceilings._fields[1:])
     print(f"a copy moves {ceilings.copy / 1e3:.0f} GB/s; products reach, in TFLOP/s: {rates}\n")
     print(table(options.only, figures, why, skipped=(COMPILED,) if options.quick else ()))
-    print(f"\n{time.perf_counter() - start:.0f} s")
-    if options.json:
-        raw = {"ceilings": ceilings._asdict(), "figures": [f._asdict() for f in figures], "failed": why}
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

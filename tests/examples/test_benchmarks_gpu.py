@@ -188,7 +188,22 @@ def test_without_a_gpu_the_run_says_so(monkeypatch):
 
 def test_the_table_is_printed_and_the_figures_are_written(tmp_path, monkeypatch, capsys):
     figures = [Figure(gpu_table.ADAMW, OURS, 800.0, 720.0), Figure(gpu_table.ADAMW, "torch fused", None, failed="too old")]
-    monkeypatch.setattr(gpu, "collect", lambda options: (CEILINGS, figures, {}))
+
+    class Process:
+        why = ""
+
+        def __init__(self, name: str, *arguments: str) -> None:
+            self.name = name
+
+        def measure(self, go: str, seconds: float) -> list[str]:
+            assert (self.name == "ceilings") == (go == "")
+            return [gpu.MARK + json.dumps(x) for x in ([CEILINGS] if self.name == "ceilings" else figures)]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(gpu, "Job", Process)
+    monkeypatch.setattr(gpu, "prepared", lambda jobs, seconds: None)
     gpu.main(["--only", "adamw", "--json", str(tmp_path / "x.json")])
     printed = capsys.readouterr().out
     assert "a copy moves 4000 GB/s; products reach, in TFLOP/s: bfloat16 800, tf32 400, float32 50" in printed
