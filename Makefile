@@ -2,7 +2,8 @@
 #   make train ARGS="--epochs 90"                     make test ARGS="-k softmax"
 #   make train-text ARGS="--resume --steps 3000"      make train-gpt2 ARGS="--data notes/"
 #   make train CUDA=cuda13 ARGS="--device cuda"       (adds CuPy; cuda12 for CUDA 12 and older cards)
-.PHONY: train train-text train-gpt2 test lint bench docs clean
+#   make bench-gpu CUDA=cuda13 ARGS="--only gpt2"
+.PHONY: train train-text train-gpt2 test lint bench bench-gpu docs clean
 .NOTPARALLEL:
 
 ARGS ?=
@@ -33,6 +34,9 @@ lint: $(call have,lint test)
 
 bench: $(call have,test)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-gpu: $(call have,test)  # peers are measured where they are installed: PyTorch, JAX
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # site/: the pages of docs/, and under api/ one page per module from the docstrings.
 docs: $(call have,docs)

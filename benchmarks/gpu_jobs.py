@@ -30,10 +30,10 @@ def hold() -> str:
 
 
 class Job:
-    """A process `python -m MODULE ARGUMENTS...` that was started, and calls `hold`."""
+    """A process `python -m MODULE ARGUMENTS...` that was started, and calls `hold`. `why` is how it failed, if it did."""
 
     def __init__(self, name: str, *arguments: str) -> None:
-        self.name, self.late = name, False
+        self.name, self.why, self._late = name, "", False
         self._lines: list[str] = []
         self._ready, self._errors = threading.Event(), tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
@@ -53,40 +53,42 @@ class Job:
         self._ready.set()
 
     def prepare(self, deadline: float) -> None:
-        """Wait until the process is ready or has ended; at the deadline, in monotonic seconds, it is stopped."""
+        """Wait until the process is ready or has ended; at the deadline, in monotonic seconds, it is ended."""
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
-            self.stop(late=True)
+            self._kill()
 
     def measure(self, go: str, seconds: float) -> list[str]:
-        """Let it measure, and return the lines that it printed; it is stopped after so many seconds."""
+        """Let it measure, and return the lines that it printed; it is stopped after so many seconds. `why` is then known."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(go + "\n")
-            self._process.stdin.close()
-        except OSError:  # it has ended, and `why` says so
+            self._process.stdin.flush()
+        except OSError:  # it has ended
             pass
         self._listener.join(seconds)
         if self._listener.is_alive():
-            self.stop(late=True)
-        self._process.wait()
+            self._kill()
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors if line.strip()]
+        self.why = "took too long" if self._late else "" if code == 0 else said[-1] if said else f"ended with {code}"
+        self.close()
         return self._lines
 
-    def why(self) -> str:
-        """Why the process did not end well, in a line, or nothing."""
-        code = self._process.poll()
-        if self.late:
-            return "took too long"
-        if code in (0, None):
-            return ""
-        self._errors.seek(0)
-        return next((line.strip() for line in reversed(self._errors.readlines()) if line.strip()), f"ended with {code}")
+    def _kill(self) -> None:
+        self._late = True
+        self._process.kill()
 
-    def stop(self, late: bool = False) -> None:
+    def close(self) -> None:
         """End the process if it still runs."""
-        if self._process.poll() is None:
-            self.late = late
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
+        self._listener.join(5)
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            try:
+                file.close()  # type: ignore[union-attr]
+            except OSError:  # what was written to a process that has ended
+                pass
 
 
 def prepared(jobs: Iterable[Job], seconds: float) -> None:

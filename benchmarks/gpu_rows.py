@@ -77,7 +77,8 @@ def distance(case: Case) -> float:
     g = None if first[-1] is None else first[-1].float()
     expected, mine = peer_run(function, [(*wide, g)])(0), case.ours(0)
     pairs = [(mine, expected)] if g is None else [(mine[0], expected[0]), *zip(mine[1], expected[1], strict=True)]
-    return max(float((to_torch(a).float() - e.float()).norm() / e.float().norm()) for a, e in pairs)
+    near = [(to_torch(a).detach().float(), e.detach().float()) for a, e in pairs]
+    return max(float((a - e).norm() / e.norm()) for a, e in near)
 
 
 def report(cp: Any, case: Case, dtype: Any, copy: float, peers: bool) -> None:
@@ -132,8 +133,8 @@ def fused_adamw(entries: list[Any], clip: bool) -> float:
     return torch_graph_us(run, 2)
 
 
-def warm(cases: list[Case], compiled: bool = True) -> None:
-    """Run each of ours and each compiled peer once, so that all is compiled."""
+def warm(cp: Any, cases: list[Case], compiled: bool = True) -> None:
+    """Run each of ours and each compiled peer once, so that all is compiled; others may have the memory meanwhile."""
     import torch
 
     for case in cases:
@@ -144,6 +145,8 @@ def warm(cases: list[Case], compiled: bool = True) -> None:
             except Exception as error:  # measuring it fails again, and is reported then
                 print(f"  {case.name}: {error!r:.150}")
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    cp.get_default_memory_pool().free_all_blocks()
 
 
 def together(chosen: list[str]) -> None:
@@ -157,10 +160,10 @@ def together(chosen: list[str]) -> None:
         prepared(jobs, 300)
         for job in jobs:
             lines = job.measure("", 300)
-            print("\n".join([*lines, *([f"  {job.name} failed: {job.why()}"] if job.why() else [])]), flush=True)
+            print("\n".join([*lines, *([f"  {job.name} failed: {job.why}"] if job.why else [])]), flush=True)
     finally:
         for job in jobs:
-            job.stop()
+            job.close()
 
 
 def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> None:
@@ -170,7 +173,7 @@ def measure(cp: Any, name: str, options: argparse.Namespace, copy: float) -> Non
             continue
         cases = FAMILIES[name](cp, dtype)
         if options.held:
-            warm(cases)
+            warm(cp, cases)
             hold()
             copy = copy_bandwidth(cp)
         for case in cases:

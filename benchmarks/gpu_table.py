@@ -1,8 +1,8 @@
 """What `benchmarks.gpu` measures, the goals, and how figures become one table."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
 
 OURS = "ruda"
 KERNELS = ("layer_norm", "rms_norm", "softmax", "silu_mul", "bias + gelu_tanh", "cross_entropy")
@@ -48,12 +48,12 @@ class Target(NamedTuple):
         return ", ".join(found)
 
     def verdict(self, figures: dict[str, Figure]) -> str:
-        """ "met", "not met", "open" where a figure is missing, or nothing where there is no goal."""
+        """ "met", "not met", "open" where a peer's figure is missing, or nothing where there is no goal."""
         if not self.goal():
             return ""
         ours = figures.get(OURS)
         if ours is None or ours.value is None:
-            return "not met" if ours is not None else "open"
+            return "not met"
         value, peers = ours.value, [figures[p].value if p in figures else None for p in self.peers]
         checks: list[bool | None] = []
         if self.most is not None:
@@ -109,10 +109,10 @@ TARGETS: dict[str, list[Target]] = {
 }  # fmt: skip
 
 
-def figure(what: str, who: str, measure: Callable[[], float], floor: float | None = None) -> Figure:
-    """What `measure()` returns as a figure; an exception becomes a figure that says why there is none."""
+def figure(what: str, who: str, measure: Callable[..., float], *arguments: Any, floor: float | None = None) -> Figure:
+    """What `measure(*arguments)` returns as a figure; an exception becomes a figure that says why there is none."""
     try:
-        return Figure(what, who, measure(), floor)
+        return Figure(what, who, measure(*arguments), floor)
     except Exception as error:
         return Figure(what, who, None, floor, f"{type(error).__name__}: {error}")
 
@@ -120,47 +120,57 @@ def figure(what: str, who: str, measure: Callable[[], float], floor: float | Non
 HEADER = ("what", "ours", "goal", "peer", "its time", "its / ours", "share", "")
 
 
-def lines(target: Target, figures: dict[str, Figure], why: str) -> list[tuple[str, ...]]:
-    """The cells of one row: a line for each peer, of which the first has what is ours. `why` explains missing figures."""
+def lines(target: Target, figures: dict[str, Figure], lost: bool, skipped: Container[str] = ()) -> list[tuple[str, ...]]:
+    """The cells of one row: a line for each peer, of which the first has what is ours.
+
+    A missing figure has failed where a process was `lost`, unless it was to be `skipped`.
+    """
     ours = figures.get(OURS)
     value = ours.value if ours else None
-    share = f"{ours.floor / value:.0%}" if ours and ours.floor and value else "-"
-    front = (target.what, _shown(ours, target.unit, why), target.goal())
+    front = (target.what, _shown(ours, target.unit, lost), target.goal())
+    back = (f"{ours.floor / value:.0%}" if ours and ours.floor and value else "-", target.verdict(figures))
     found = []
     for peer in target.peers:
         theirs = figures.get(peer)
         ratio = f"{theirs.value / value:.2f}" if theirs and theirs.value and value else "-"
-        first = not found
-        found.append((*(front if first else ("", "", "")), peer, _shown(theirs, target.unit, why), ratio,
-                      share if first else "", target.verdict(figures) if first else ""))  # fmt: skip
+        cells = (peer, _shown(theirs, target.unit, lost and peer not in skipped), ratio)
+        found.append((*front, *cells, *back))
+        front, back = ("", "", ""), ("", "")
     return found
 
 
-def table(groups: Iterable[str], figures: Iterable[Figure], why: dict[str, str]) -> str:
-    """The table of these groups; `why[group]` says what went wrong in a process of a group, if anything did."""
+def table(groups: Iterable[str], figures: Iterable[Figure], why: dict[str, str], skipped: Container[str] = ()) -> str:
+    """The table of these groups, the reasons of what failed, and how many goals are met.
+
+    `why` has the reason of each process that failed, by a name that begins with its group and a colon.
+    """
     by_row: dict[str, dict[str, Figure]] = {}
-    for f in figures:
+    for f in (figures := list(figures)):
         by_row.setdefault(f.what, {})[f.who] = f
-    cells = [HEADER]
+    cells, verdicts = [HEADER], []
     for group in groups:
+        lost = any(name.startswith(f"{group}: ") for name in why)
         for target in TARGETS[group]:
-            cells += lines(target, by_row.get(target.what, {}), why.get(group, ""))
+            row = by_row.get(target.what, {})
+            cells += lines(target, row, lost, skipped)
+            verdicts.append(target.verdict(row))
     widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
     right = [name in ("ours", "its time", "its / ours", "share") for name in HEADER]
     drawn = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)) + " |" for row in cells]
     rule = "|" + "|".join("-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, right)) + "|"
-    return "\n".join([drawn[0], rule, *drawn[1:]])
+    notes = [f"failed: {f.who}, {f.what}: {_line(f.failed)}" for f in figures if f.failed]
+    notes += [f"failed: {name}: {_line(reason)}" for name, reason in why.items()]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("met", "not met", "open"))
+    return "\n".join([drawn[0], rule, *drawn[1:], *([""] if notes else []), *notes, "", f"goals: {counts}"])
 
 
-def _shown(f: Figure | None, unit: str, why: str) -> str:
-    if f is None:
-        return f"failed: {_short(why)}" if why else "-"
-    if f.value is None:
-        return f"failed: {_short(f.failed)}"
+def _shown(f: Figure | None, unit: str, lost: bool) -> str:
+    if f is None or f.value is None:
+        return "failed" if f or lost else "-"
     return f"{f.value:,.{1 if unit == 'us' else 2}f} {unit}"
 
 
-def _short(reason: str, most: int = 60) -> str:
-    """The first line of a reason, without what would end a cell."""
-    line = reason.strip().split("\n")[0].replace("|", "/")
+def _line(reason: str, most: int = 160) -> str:
+    """The first line of a reason."""
+    line = reason.strip().split("\n")[0]
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -34,7 +34,8 @@ def embedding_cases(cp: Any, dtype: Any) -> list[Case]:
         count = sets_for(rows)
         (w,), (g,) = sets(cp, count, (size, width), dtype, 1), sets(cp, count, (n, width), dtype, 1)
         ids = cp.random.randint(0, size, n).astype(np.int64)
-        peer = lambda w, ids=to_torch(ids): F.embedding(ids, w)
+        places = to_torch(ids)
+        peer = lambda w, places=places: F.embedding(places, w)
         forward = lambda i, w=w, ids=ids: segments.take(cp, w[i], ids, 0)
 
         def both(i: int, w: Any = w, g: Any = g, ids: Any = ids, size: int = size) -> Any:
