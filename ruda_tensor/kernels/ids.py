@@ -39,9 +39,11 @@ def look(xp: Any, ids: Any, count: int, ignore: int = -1) -> Seen | None:
     machine = runtime(xp)
     if machine is None or not fused() or ids.size == 0 or ids.dtype not in _CTYPES or not -_LARGEST <= ignore < _LARGEST:
         return None
-    (ids,) = contiguous(xp, ids)
+    board = machine.board()
+    if board is None:
+        return None
+    (seen, place), (ids,) = board, contiguous(xp, ids)
     out = None if ids.dtype == INT64 else xp.empty(ids.shape, INT64)
-    seen, place = machine.board()
     seen[:] = 0
     blocks = min(ceil_div(ids.size, THREADS * EACH), 8 * processors(xp))
     _kernel(ids.dtype)((blocks, 1), (THREADS, 1), ids, out, place, ids.size, count, ignore)

@@ -24,6 +24,7 @@ HITS: Counter[str] = Counter()  # launches by the kernel's name, since the proce
 _CODES = {"P", "q", "Q", "i", "I", "f", "d"}  # pointer, 64-bit, 32-bit, float, double: as in the module struct
 _SHARED_BY_DEFAULT = 48 << 10  # bytes that every kernel may ask for
 _MOST_CALLS = 4096
+_UNIFIED_ADDRESSING = 41  # cudaDevAttrUnifiedAddressing: pinned memory of the host has the same address on the device
 _BUFFER_POINTER, _BUFFER_SIZE, _BUFFER_END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 
 
@@ -66,8 +67,8 @@ class Runtime(Protocol):
         """Give back unused memory, after a launch found none."""
         ...
 
-    def board(self) -> tuple[Any, int]:
-        """Two uint32 in host memory, this thread's own, and where kernels write to them."""
+    def board(self) -> tuple[Any, int] | None:
+        """Two uint32 in host memory, this thread's own, and where kernels write to them; None where they cannot."""
         ...
 
     def wait(self) -> None:
@@ -90,7 +91,7 @@ class _Scratch(threading.local):
             _BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self.size), _BUFFER_END
         )
         self.calls: dict[tuple, tuple] = {}
-        self.board: tuple[Any, int] | None = None
+        self.boards: dict[int, tuple[Any, int] | None] = {}  # by device
 
     def call(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], stream: int) -> tuple:
         """The arguments of cuLaunchKernel, kept for the next time."""
@@ -155,12 +156,14 @@ class CudaRuntime:
         """Give the driver the pool's unused memory back: loading code, or a kernel's stacks, may need it."""
         self.cp.get_default_memory_pool().free_all_blocks()
 
-    def board(self) -> tuple[Any, int]:
-        scratch = self.scratch
-        if scratch.board is None:
-            memory = self.cp.cuda.alloc_pinned_memory(8)  # devices have it at the same address
-            scratch.board = np.frombuffer(memory, np.uint32, 2), memory.ptr
-        return scratch.board
+    def board(self) -> tuple[Any, int] | None:
+        scratch, device = self.scratch, self.device()
+        if device not in scratch.boards:
+            cuda = self.cp.cuda
+            shared = cuda.runtime.deviceGetAttribute(_UNIFIED_ADDRESSING, device)
+            memory = cuda.alloc_pinned_memory(8) if shared else None
+            scratch.boards[device] = None if memory is None else (np.frombuffer(memory, np.uint32, 2), memory.ptr)
+        return scratch.boards[device]
 
     def wait(self) -> None:
         self.stream().synchronize()

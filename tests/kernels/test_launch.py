@@ -1,7 +1,10 @@
 """The gate and the launcher: what is declined, what is packed, what errors say."""
 from __future__ import annotations
 
+import ctypes
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +44,12 @@ class Recorder:
     def launch(self, handle, grid, block, arguments):
         self.launched.append((handle, grid, block, arguments))
         return self.problem
+
+    def board(self):
+        return None
+
+    def wait(self):
+        pass
 
 
 @pytest.fixture
@@ -153,6 +162,32 @@ def test_what_is_not_aligned_is_read_one_by_one(machine):
         relu(memory[offset : offset + 16])
         assert gate.vector_of(np, 16, memory[offset : offset + 16]) == vector
     assert gate.vector_of(np, 6, memory[start : start + 12]) == 1, "row 1 would not be aligned"
+
+
+def test_what_the_driver_gets():
+    """Of a launch by CUDA's runtime: the numbers, and the packed arguments behind the bytes before the first one."""
+    got = []
+
+    def start(*arguments):
+        extra = ctypes.cast(arguments[10], ctypes.POINTER(ctypes.c_void_p))
+        size = ctypes.c_size_t.from_address(extra[3]).value
+        got.append((*arguments[:10], extra[0], extra[2], extra[4], ctypes.string_at(extra[1], size)))
+        return 0
+
+    runtime: Any = object.__new__(launch.CudaRuntime)
+    stream = SimpleNamespace(ptr=0)
+    runtime.scratch, runtime.stream = launch._Scratch(), lambda: stream
+    driver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)(start)
+    runtime.start = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(driver, ctypes.c_void_p).value or 0)
+    code = 0x7F0012345678
+    for grid, shared, lead, packed in (
+        ((2**31 - 1, 3), 0, 0, b"0123456789"), ((2**31 - 1, 3), 1 << 16, 0, b"01"), ((1, 3), 0, 48, b"abc"), ((1, 3), 0, 0, b"")
+    ):  # fmt: skip
+        for stream.ptr in (0, 0x7FFE00000010):
+            assert runtime.launch((code, shared, lead), grid, (256, 4), packed) is None
+            expected = (code, *grid, 1, 256, 4, 1, shared, stream.ptr or None, None, 1, 2, None)
+            assert got[-1][:13] == expected and len(got[-1][13]) == lead + len(packed) and got[-1][13].endswith(packed)
+    assert len(runtime.scratch.calls) == 6
 
 
 def test_copies_are_made_of_what_is_not_contiguous(machine):
