@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ruda_tensor as rt
-from ruda_autodiff import Autodiff
-from ruda_nn import BatchNormConfig, Conv2dConfig, Flatten, LinearConfig, MaxPool2dConfig, SequentialConfig
-from ruda_optim import AdamConfig, GradientsParams, SgdConfig
+from ruda_optim import AdamConfig, GradientsParams
 from ruda_tensor import backend
 
+from . import gpu_conv
 from .gpu_table import COMPILED, EAGER, MEMORY, MLP, MLP_EAGER, OURS, STEP, STEP_EAGER, Figure, conv_name, figure
 from .gpu_timing import checked_ms
 from .inputs import LAYERS, batch
@@ -259,19 +258,8 @@ def conv_ours(quick: bool, place: rt.Device | None = None, size: int = IMAGES[0]
 
 def conv_trained(place: rt.Device) -> Trained:
     """The network of `benchmarks.gpu_conv`, with its optimizer."""
-    try:
-        from .gpu_conv import Training
-    except ImportError:
-        pass
-    else:
-        made = Training(place)
-        return Trained(made.model, made.optimizer, CONV_LR)
-    layers: list[Any] = []
-    for a, b, _ in CONVOLUTIONS:
-        layers += [Conv2dConfig(a, b, kernel_size=3, padding=1), BatchNormConfig(b), rt.relu]
-        layers += [MaxPool2dConfig(2)] if a > 3 else []
-    model = SequentialConfig((*layers, Flatten(), LinearConfig(256 * 64, 10))).init(Autodiff(place))
-    return Trained(model, SgdConfig(momentum=0.9).init(), CONV_LR)
+    made = gpu_conv.Training(place)
+    return Trained(made.model, made.optimizer, CONV_LR)
 
 
 def conv_torch(quick: bool, device: str = "cuda", size: int = IMAGES[0], calls: int = 10) -> Measure:
