@@ -54,7 +54,7 @@ OF_QUERIES = {64: (Tiles(3, 64, 4, 1),) * 2, 128: (Tiles(2, 64, 4, 1),) * 2}
 OF_KEYS = {64: (Tiles(3, 64, 3, 2), Tiles(3, 64, 3, 1)), 128: (Tiles(2, 64, 4, 1),) * 2}
 
 
-def tiles_for(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
+def tiles_for(table: dict[int, tuple[Tiles, ...]], q: Any, k: Any) -> Tiles:
     """The tiles for heads of this size and so many rows."""
     return table[q.shape[3]][max(q.shape[2], k.shape[2]) > FEW]
 
