@@ -1,7 +1,7 @@
 """What the two forms of a static graph share: the name, and who may still use it."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -40,6 +40,36 @@ class StaticGraph:
             f"StaticGraph: the first argument is a function or a mapping of names to tensors, got {type(first).__name__}; "
             'for example StaticGraph(step, x, y), or StaticGraph({"x": x}, [GraphOp("relu", "y", "x")])'
         )
+
+    @staticmethod
+    def from_model(model: Callable[..., Any], most: int = 16) -> Callable[..., Any]:
+        """Return a function that gives what a model gives in inference, on a GPU by one graph per shape of its inputs.
+
+        The model is taken as it is now, `model.valid()` where it has that: later training is not seen. Inputs are tensors.
+        Of graphs for more than `most` combinations of shapes and dtypes, the one made first is dropped.
+        Errors: TypeError for what cannot be called; those of the model.
+
+        >>> import ruda_tensor as rt
+        >>> run = rt.StaticGraph.from_model(lambda x: 2 * x)
+        >>> [run(rt.ones(n, device=rt.Cpu())).tolist() for n in (1, 2)]
+        [[2.0], [2.0, 2.0]]
+        """
+        if not callable(model):
+            raise TypeError(f"from_model: expected a model, got {type(model).__name__}; StaticGraph.from_model(model)")
+        frozen = model.valid() if hasattr(model, "valid") else model  # type: ignore[union-attr]
+        graphs: dict[tuple, Any] = {}
+
+        def run(*inputs: Any) -> Any:
+            key = tuple([(getattr(x, "shape", None), getattr(x, "dtype", None), getattr(x, "device", None)) for x in inputs])
+            graph = graphs.get(key)
+            if graph is None:
+                graph = StaticGraph(frozen, *inputs)
+                if len(graphs) >= most:
+                    graphs.pop(next(iter(graphs))).close()
+                graphs[key] = graph
+            return graph.replay(*inputs)
+
+        return run
 
     def close(self) -> None:
         """Let go of the graph and its memory. Results stay valid; anything else that is asked of it then raises."""
