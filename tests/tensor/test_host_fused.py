@@ -138,8 +138,8 @@ def test_sizes_of_zero(monkeypatch, sizes):
     monkeypatch.undo()
     n, d, wide, out = sizes
     arrays = normal(n, d), normal(d, wide), normal(wide), normal(wide, out), normal(out)
-    found = gradients(lambda *t: rt.feed_forward(*t), *arrays)
-    right = gradients(lambda *t: feed_forward._expression(*t, None, "gelu_tanh"), *arrays)
+    found = gradients(lambda x, w1, b1, w2, b2: rt.feed_forward(x, w1, b1, w2, b2), *arrays)
+    right = gradients(lambda *t: feed_forward._expression(*t, residual=None, activation="gelu_tanh"), *arrays)
     for a, e in zip(found, right):
         np.testing.assert_array_equal(a, e)
 
