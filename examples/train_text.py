@@ -4,8 +4,9 @@
     python examples/train_text.py --resume --steps 3000
 
 Four layers, 128 wide, over windows of 128 characters: about 836,000 parameters, which come to 1.28 nats (1.85 bits) per
-character of text that they have not seen, with the documentation of Python 3.11. AdamW without decay on biases and norms, gradients clipped by their
-norm together, a cosine schedule with warm-up. Ctrl-C saves, and a resumed run gives the bits of an uninterrupted one.
+character of text that they have not seen, with the documentation of Python 3.11. AdamW without decay on biases and norms,
+gradients clipped by their norm together, a cosine schedule with warm-up. Ctrl-C saves, and a resumed run gives the bits of
+an uninterrupted one.
 Writes `checkpoint.bin`, `curve.png` and `sample.txt`.
 """
 from __future__ import annotations

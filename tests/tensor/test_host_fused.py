@@ -2,6 +2,11 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,8 +138,8 @@ def test_sizes_of_zero(monkeypatch, sizes):
     monkeypatch.undo()
     n, d, wide, out = sizes
     arrays = normal(n, d), normal(d, wide), normal(wide), normal(wide, out), normal(out)
-    found = gradients(lambda *t: rt.feed_forward(*t), *arrays)
-    right = gradients(lambda *t: feed_forward._expression(*t, None, "gelu_tanh"), *arrays)
+    found = gradients(lambda x, w1, b1, w2, b2: rt.feed_forward(x, w1, b1, w2, b2), *arrays)
+    right = gradients(lambda *t: feed_forward._expression(*t, residual=None, activation="gelu_tanh"), *arrays)
     for a, e in zip(found, right):
         np.testing.assert_array_equal(a, e)
 
@@ -215,3 +220,14 @@ def test_rows_are_added_where_their_index_says():
     for wrong in (index - 1, index + 3):
         assert not rows.add_rows(x, wrong, start.copy())
     assert not rows.add_rows(x[:5], index[:5], start.copy())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one width of vectors here")
+@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx512f -mno-avx"])
+def test_processors_with_narrower_vectors(less, tmp_path):
+    files = [str(Path(__file__).with_name(f"test_host_{name}.py")) for name in ("kernels", "fused", "attention")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", *files, "-k", "float64 or special or exactly or exp or goes or parts"]
+    env = {**os.environ, "CC": f"cc {less}", "RUDA_CACHE_DIR": str(tmp_path), "RUDA_HOST_KERNELS": "1"}
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "passed" in done.stdout and "SKIPPED" not in done.stdout, done.stdout[-3000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -387,14 +386,3 @@ def test_many_may_compile_at_once(tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", USE], env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [run.communicate(timeout=120)[0].split()[1] for run in runs] == ["on"] * 3
     assert len(list((tmp_path / "c").iterdir())) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one width of vectors here")
-@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx512f -mno-avx"])
-def test_processors_with_narrower_vectors(less, tmp_path):
-    files = [str(Path(__file__).with_name(f"test_host_{name}.py")) for name in ("kernels", "fused", "attention")]
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", *files, "-k", "float64 or special or exactly or exp or goes or parts"]
-    env = {**os.environ, "CC": f"cc {less}", "RUDA_CACHE_DIR": str(tmp_path), "RUDA_HOST_KERNELS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "passed" in done.stdout and "SKIPPED" not in done.stdout, done.stdout[-3000:]
