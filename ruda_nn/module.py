@@ -304,33 +304,35 @@ def _held(b: Buffer) -> Tensor:
     return b.value
 
 
-def _walk(value: Any, path: str) -> list[tuple[str, Param | Buffer]]:
-    """(path, leaf) for every parameter and buffer in a structure."""
-    found: list[tuple[str, Param | Buffer]] = []
-    _collect(value, path, found)
-    return found
-
-
-def _collect(value: Any, path: str, found: list[tuple[str, Param | Buffer]]) -> None:
+def _walk(value: Any, path: str, into: list[tuple[str, Param | Buffer]] | None = None) -> list[tuple[str, Param | Buffer]]:
+    """(path, leaf) for every parameter and buffer in a structure, appended to `into`."""
+    found: list[tuple[str, Param | Buffer]] = [] if into is None else into
     if isinstance(value, (Param, Buffer)):
         found.append((path, value))
-        return
+        return found
+    before = f"{path}." if path else ""
     if isinstance(value, Module):
-        items: Any = _fields(value)
-    elif isinstance(value, dict):
-        items = value.items()
+        kind: Any = type(value)
+        values = vars(value)
+        for name in kind.__dataclass_fields__:
+            inner = values.get(name)  # most are settings, and a walk into each would be most of the time
+            if type(inner) is Param:
+                found.append((before + name, inner))
+            elif type(inner) not in SETTINGS:
+                _walk(inner, before + name, found)
+        return found
+    if isinstance(value, dict):
+        items: Any = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
     elif isinstance(value, (set, frozenset)) and any(isinstance(v, (Param, Buffer, Module)) for v in value):
         raise TypeError(f"{path}: a set has no order, so its parameters have no paths; use a list or a dict")
     else:
-        return
+        return found
     for name, inner in items:
-        kind = type(inner)
-        if kind is Param:
-            found.append((f"{path}.{name}" if path else str(name), inner))
-        elif kind not in SETTINGS:  # most fields are, and a walk into each would be most of the time
-            _collect(inner, f"{path}.{name}" if path else str(name), found)
+        if type(inner) not in SETTINGS:
+            _walk(inner, f"{before}{name}", found)
+    return found
 
 
 class _Rebuild:
@@ -354,9 +356,12 @@ class _Rebuild:
         if isinstance(value, Buffer):
             return self.buffer(value)
         if isinstance(value, Module):
-            out = object.__new__(type(value))
-            for name, inner in _fields(value):
-                vars(out)[name] = self.settings[name] if name in self.settings else self.of(inner)
+            kind: Any = type(value)
+            out, settings = object.__new__(kind), self.settings
+            made, values = vars(out), vars(value)
+            for name in kind.__dataclass_fields__:
+                if name in values:
+                    made[name] = settings[name] if name in settings else self.of(values[name])
             return out
         if isinstance(value, dict):
             return {name: self.of(inner) for name, inner in value.items()}

@@ -55,15 +55,16 @@ class GradientsParams:
         if not isinstance(model, Module):
             raise TypeError(f"from_grads: expected a Module, got {type(model).__name__}; from_grads(gradients, model)")
         chosen = None if ids is None else listed(ids)
-        out, seen = cls(), set()
+        out, seen, by_leaf = cls(), set(), gradients._by_leaf
+        by_id = out._by_id
         for _, p in model.named_params():
-            g = gradients.get(p)
-            if g is None or p._node in seen or (chosen is not None and p.id not in chosen):
+            node = p._node
+            g = None if node is None else by_leaf.get(node)
+            if g is None or node in seen or (chosen is not None and p.id not in chosen):
                 continue
-            seen.add(p._node)
-            old = out._by_id.get(p.id)
-            g = g if g._node is None else g.detach()
-            out._by_id[p.id] = g if old is None else old + g
+            seen.add(node)
+            key, g = p.id, g if g._node is None else g.detach()
+            by_id[key] = by_id[key] + g if key in by_id else g
         return out
 
     def register(self, p: Param, g: rt.Tensor) -> None:

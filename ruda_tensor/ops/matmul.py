@@ -13,9 +13,10 @@ import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
 from ..kernels import gemm, reductions
+from ..kernels.copies import converted
 from ..kernels.host.product import BIASED, LEAST
 from ..kernels.host.product import product as host_product
-from ..operation import Primitive, apply, binary, round_to, widen
+from ..operation import Primitive, apply, binary, round_to
 from ..tensor import Tensor
 from ._common import as_tensor, cast, normalize_axes, normalize_axis
 from ._sums import total
@@ -158,9 +159,9 @@ def _column_sums_forward(xp: Any, x: Any) -> Any:
     out = reductions.reduce(xp, x, axes, "sum")
     if out is not None:
         return out
-    (wide,), dtype = widen([x])
-    out = total(xp, wide, axes, False)
-    return out if dtype is None else round_to(out, dtype)
+    if x.dtype in HALF:
+        return round_to(total(xp, converted(x, FLOAT32), axes, False), x.dtype)
+    return total(xp, x, axes, False)
 
 
 _column_sums = Primitive(

@@ -51,6 +51,9 @@ class Recorder:
     def wait(self):
         pass
 
+    def free(self):
+        pass
+
 
 @pytest.fixture
 def machine():
