@@ -24,22 +24,33 @@ def _kernel(tile: int, x_dense: bool, y_dense: bool) -> Kernel:
     return Kernel("small_product.cu", "small_product", signature, defines)
 
 
+@functools.lru_cache(maxsize=4096)
+def _planned(x: tuple, x_strides: tuple, y: tuple, y_strides: tuple, count: int) -> tuple[Kernel, tuple, tuple] | None:
+    """The kernel for matrices of these shapes and strides in bytes, its grid and its numbers; None where they are large."""
+    (m, k), n = x, y[1]
+    if not 0 < m * n <= MOST_NUMBERS or not 0 < k <= MOST_STEPS or m * n * k > MOST_PRODUCTS:
+        return None
+    steps = [s // 4 for s in (*x_strides, *y_strides[::-1])]
+    if max(m * steps[0] + k * steps[1], n * steps[2] + k * steps[3]) >= FARTHEST:
+        return None
+    tile = 16 if ceil_div(m, 32) * ceil_div(n, 32) < count else 32
+    return _kernel(tile, steps[1] == 1, steps[3] == 1), (ceil_div(n, tile), ceil_div(m, tile)), (m, n, k, *steps)
+
+
 def product(xp: Any, x: Any, y: Any, bias: Any = None) -> Any:
     """x @ y + bias of two float32 matrices, or None where they are large, or kernels are off."""
     if x.ndim != 2 or y.ndim != 2 or x.dtype != FLOAT32 or y.dtype != FLOAT32 or not fused() or runtime(xp) is None:
         return None
-    (m, k), n = x.shape, y.shape[1]
-    if not 0 < m * n <= MOST_NUMBERS or not 0 < k <= MOST_STEPS or m * n * k > MOST_PRODUCTS:
-        return None
-    if min(*x.strides, *y.strides) < 0:  # copied, so that they give the bits of a copy
-        x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
-    steps = [s // 4 for s in (*x.strides, *y.strides[::-1])]
-    if max(m * steps[0] + k * steps[1], n * steps[2] + k * steps[3]) >= FARTHEST:
-        return None
     if bias is not None and (bias.dtype != FLOAT32 or not bias.flags.c_contiguous):
         return None
-    tile = 16 if ceil_div(m, 32) * ceil_div(n, 32) < processors(xp) else 32
-    out = xp.empty((m, n), FLOAT32)
-    kernel = _kernel(tile, steps[1] == 1, steps[3] == 1)
-    kernel((ceil_div(n, tile), ceil_div(m, tile)), (256, 1), x, y, bias, out, m, n, k, *steps)
+    count, x_strides, y_strides = processors(xp), x.strides, y.strides
+    plan = _planned(x.shape, x_strides, y.shape, y_strides, count)
+    if plan is not None and min(*x_strides, *y_strides) < 0:  # copied, so that they give the bits of a copy
+        x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
+        plan = _planned(x.shape, x.strides, y.shape, y.strides, count)
+    if plan is None:
+        return None
+    kernel, grid, numbers = plan
+    out = xp.empty(numbers[:2], FLOAT32)
+    kernel(grid, (256, 1), x, y, bias, out, *numbers)
     return out

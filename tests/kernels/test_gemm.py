@@ -172,7 +172,7 @@ FAKE_CUPY = SimpleNamespace(
 def test_without_cublaslt_the_older_interface_is_asked_for_it(case):
     x, y, dtype = (a.view(Addressed) if isinstance(a, np.ndarray) else a for a in case)
     FakeCublas.modes = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, use_fused(False):  # kernels of ours would ask for a GPU
         patch.setitem(blaslt._found, "cupy", None)
         for name, module in (("", {}), (".cuda", {}), (".cuda.libs", {"cublas": FakeCublas()})):
             patch.setitem(sys.modules, f"cupy_backends{name}", SimpleNamespace(**module))

@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ruda_tensor import backend
 from ruda_tensor.kernels import cross_entropy, norms, softmax
 from ruda_tensor.ops import _normalize
 from ruda_tensor.ops import cross_entropy as plain_entropy
@@ -14,22 +13,9 @@ from ruda_tensor.ops import softmax as plain_softmax
 
 from . import _cases as cases
 from . import _reference as reference
-from ._shim import COMPILER, on_shim
 
 PAIRS = list(product((True, False), repeat=2))
 N, ROWS = 264, 33
-
-
-@pytest.fixture(params=["shim", pytest.param("cuda", marks=pytest.mark.gpu)])
-def xp(request):
-    """NumPy with the kernels run on the CPU, and CuPy."""
-    if request.param == "cuda":
-        yield backend.cupy()
-    elif COMPILER is None:
-        pytest.skip("no g++ to run the CUDA sources with")
-    else:
-        with on_shim():
-            yield np
 
 
 def data(xp, rng, *shapes):

@@ -11,21 +11,8 @@ from ruda_tensor.kernels.gate import use_fused
 from ruda_tensor.kernels.launch import HITS
 
 from . import _cases as cases
-from ._shim import COMPILER, on_shim
 
 SIZES = [(1, 1, 1), (64, 256, 784), (7, 10, 33), (16, 16, 128), (33, 65, 129), (64, 10, 256), (256, 256, 64), (5, 300, 200)]
-
-
-@pytest.fixture(params=["shim", pytest.param("cuda", marks=pytest.mark.gpu)])
-def xp(request):
-    """NumPy with the kernels run on the CPU, and CuPy."""
-    if request.param == "cuda":
-        yield backend.cupy()
-    elif COMPILER is None:
-        pytest.skip("no g++ to run the CUDA sources with")
-    else:
-        with on_shim():
-            yield np
 
 
 def laid(xp, a, how):
