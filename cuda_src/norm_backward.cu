@@ -1,5 +1,5 @@
 // layer_norm and rms_norm (RMS 1), backward. A block takes every gridDim-th group of rows and keeps the column sums of
-// its rows in registers (WEIGHT 1: of g y, BIAS 1: of g); column_finish adds the blocks. DX 0 leaves dx out; ADD 1 adds
+// its rows in registers (WEIGHT 1: of g y, BIAS 1: of g); columns_finish adds the blocks. DX 0 leaves dx out; ADD 1 adds
 // the gradient `residual` of type ADDED, which reaches x on another way, before dx is rounded.
 // With y = (x - mean - shift) r and h = g w:  dx = r (h - mean(h) - y mean(h y)); rms_norm has no mean(h).
 #include "norm.cuh"

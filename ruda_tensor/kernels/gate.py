@@ -26,7 +26,7 @@ _enabled: contextvars.ContextVar[bool] = contextvars.ContextVar("ruda_fused", de
 
 @contextlib.contextmanager
 def use_fused(on: bool) -> Iterator[None]:
-    """Turn the hand-written kernels on or off inside; off, the plain bodies run.
+    """Turn the kernels, hand-written and generated, on or off inside; off, the plain bodies run.
 
     >>> with use_fused(False):
     ...     fused()

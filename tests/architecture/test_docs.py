@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ def test_a_broken_reference_is_seen():
     assert broken_references(text, ROOT) == ["gone.md", "ruda_tensor/gone.py"]
     text = "[a](docs/layers.md#a-layer-with-state) [b](docs/records.md#gone) [c](docs/records.md#precision)"
     assert broken_references(text, ROOT) == ["docs/records.md#gone"]
+
+
+def not_in(text: str, names: Iterable[str], mark: str) -> list[str]:
+    return [name for name in names if mark.format(name) not in text]
+
+
+def test_the_index_leads_to_every_page():
+    docs = ROOT / "docs"
+    pages = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md")) if path.name != "index.md"]
+    text = (docs / "index.md").read_text(encoding="utf-8")
+    assert not_in(text, pages, "]({})") == []
+    assert not_in(text, ["gone.md"], "]({})") == ["gone.md"]
+
+
+def test_every_cuda_source_has_its_paragraph():
+    sources = sorted(path.name for path in (ROOT / "cuda_src").glob("*.cu*"))
+    text = (ROOT / "cuda_src" / "README.md").read_text(encoding="utf-8")
+    assert len(sources) > 40 and not_in(text, sources, "`{}`") == []
+
+
+def test_the_reading_order_names_what_runs_on_a_gpu():
+    folders = ROOT / "ruda_tensor" / "kernels", ROOT / "ruda_tensor" / "static"
+    files = [path.name for folder in folders for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    text = (ROOT / "docs" / "reading-order.md").read_text(encoding="utf-8")
+    assert not_in(text, files, "{}`") == []
 
 
 def layers_not_named(text: str) -> list[str]:
