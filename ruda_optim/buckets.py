@@ -73,6 +73,17 @@ def own_state(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def is_seen(state: dict[str, Any]) -> bool:
+    """Return whether somebody else sees an array of a state."""
+    for name in state:
+        if isinstance(state[name], dict):
+            if is_seen(state[name]):
+                return True
+        elif hasattr(state[name], "shape") and _named(state, name) > _ONLY_NAMED:
+            return True
+    return False
+
+
 def own_arrays(state: dict[str, Any], names: Iterable[str]) -> list[Any]:
     """Return these arrays of a state, each that somebody else can see replaced by a copy before."""
     found = []

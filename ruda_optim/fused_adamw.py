@@ -16,6 +16,7 @@ from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_number
 from ruda_nn.records import broken
 from ruda_tensor.dtypes import BY_NAME, FLOAT32, FLOAT64, HALF
+from ruda_tensor.recording import capturing
 from ruda_tensor.tensor import Tensor
 
 from .gradient_stats import measure
@@ -222,7 +223,7 @@ class FusedAdamW(Optimizer):
                 self._factors_of_step[:] = inverse, clip
                 model = self._moved(lr, model, places, chosen)
         except BaseException:
-            self._failed = True
+            self._failed = not capturing()  # a capture that fails has changed nothing
             raise
         self.last_step_skipped, self.last_step_had_grad = not stats.all_finite, bool(chosen)
         known = bool(chosen) and limit is not None and stats.all_finite

@@ -81,17 +81,20 @@ class Optimizer:
 
     def _moved(self, lr: float, model: Any, places: list[Param], chosen: dict[str, Tensor]) -> Any:
         """Return the updated model, once everything has been checked."""
+        begun = not capturing()  # a capture that fails has run nothing, and takes back what it counted
         try:
             with np.errstate(all="ignore"):  # an inf or a NaN shows in the result, as on a GPU
                 new = self._updated(lr, places, chosen)
-                return model.map(lambda p: new.get(p.id, p) if p.trainable else p)
+                model = model.map(lambda p: new.get(p.id, p) if p.trainable else p)
+            begun = True
         except BaseException:
-            self._failed = True  # some states have moved on and some have not
+            self._failed = begun  # some states have moved on and some have not
             raise
         finally:
-            for p in places:
+            for p in places if begun else ():
                 if p.trainable and p.id in chosen:
                     p.consume()
+        return model
 
     def _check_kinds(self, model: Any, gradients: Any) -> None:
         if self._failed:
@@ -233,15 +236,21 @@ class Optimizer:
 
     def _follow(self, p: Param) -> None:
         """Bring the state to the dtype that the parameter is computed in now: that is what a record of it will say."""
+        if self._lags(p):
+            dtype = real_of(p._data.dtype)
+            with p.device.guard(), np.errstate(all="ignore"):
+                self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in self.states[p.id].items()}
+
+    def _lags(self, p: Param) -> bool:
+        """Whether the state is in another dtype than the parameter is computed in now."""
         rule, state = self._grouping.rules[self._grouping.of(p.id)], self.states.get(p.id)
         if state is None or not isinstance(rule, Rule) or type(rule).start is not Rule.start:
-            return
+            return False
         dtype = real_of(p._data.dtype)
         for name in rule.arrays:
             if state[name].dtype != dtype:
-                with p.device.guard(), np.errstate(all="ignore"):
-                    self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in state.items()}
-                return
+                return True
+        return False
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Give every member its state in memory of its own: a member has changed its dtype, or its device."""

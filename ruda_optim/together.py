@@ -31,7 +31,7 @@ from ruda_tensor.live import now
 from ruda_tensor.recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, recording
 from ruda_tensor.tensor import Tensor
 
-from .buckets import is_alone, own_array, own_arrays
+from .buckets import is_alone, is_seen, own_array, own_arrays
 from .rules import Adam, AdamW, Rule, Sgd
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -201,13 +201,13 @@ def check_capture(optimizer: Any, places: list[Param], chosen: dict[str, Tensor]
                 f"step: the update by {rule!r} cannot be part of a captured step, which would freeze its numbers; Sgd, Adam and "
                 "AdamW can, also inside Fp32MasterOptimizer, with use_fused(True) and no clipping but the global norm's"
             )
-        if p.id not in optimizer.states or p.id in optimizer._places:
+        if p.id not in optimizer.states or p.id in optimizer._places or optimizer._lags(p):
             raise CaptureError(
-                "step: a parameter is updated for the first time in a captured step, and its state would be made anew at every "
-                "replay; run the step once before: graph.run_eager(...)"
+                "step: a parameter is updated for the first time, or in another dtype than before, in a captured step, and its "
+                "state would be made anew at every replay; run the step once before: graph.run_eager(...)"
             )
-        if not is_alone(p):
-            raise SharedWhileCapturing("step: somebody else sees the memory of a parameter, which is changed in place")
+        if not is_alone(p) or is_seen(optimizer.states[p.id]):
+            raise SharedWhileCapturing("step: somebody else sees a parameter's memory or its state's, which change in place")
 
 
 def watcher(optimizer: Any, new: dict[str, Param]) -> Callable[[], int]:
@@ -220,7 +220,7 @@ def watcher(optimizer: Any, new: dict[str, Param]) -> Callable[[], int]:
             p = ref()
             if p is None or p.is_consumed() or states.get(key) is not state:
                 return GONE
-            if not is_alone(p):
+            if not is_alone(p) or is_seen(state):
                 found = SHARED
         return found
 

@@ -37,8 +37,7 @@ class Recording:
                 self.values: Any = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
             self.cp.cuda.get_current_stream().synchronize()  # the zeros come before what other streams write
         self.host = ctypes.create_string_buffer(_SLOT * _MOST_SLOTS)
-        self.steps: list[Callable[[], None]] = []  # ticks, and the writing of slots, in their order
-        self.undo: list[Callable[[], None]] = []  # what takes back the ticks of a capture that fails
+        self.steps: list[tuple[Callable[[], None], Callable[[], None]]] = []  # ticks and the writing of slots; what undoes each
         self.slots = 0
         self.watched: list[Callable[[], int]] = []  # looks at what the step changes: FINE, SHARED or GONE
         self.held: list[Any] = []  # what must live as long as the graph, such as the workspace of its products
@@ -68,7 +67,6 @@ class Recording:
                     raise
                 finally:
                     here.recording = None
-            self.undo.clear()
             self.nodes = _count_nodes(self.graph)
             self._ready = True
 
@@ -76,15 +74,16 @@ class Recording:
         """End a capture that failed: the stream is free again, and what counts replays stands where it was."""
         with contextlib.suppress(Exception):
             self.stream.end_capture()
-        for undo in reversed(self.undo):
+        self._take_back(len(self.steps))
+
+    def _take_back(self, done: int) -> None:
+        for _, undo in reversed(self.steps[:done]):
             undo()
 
     def tick(self, f: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         """Call f now and before every later launch; `undo` takes one call back."""
         f()
-        self.steps.append(f)
-        if undo is not None:
-            self.undo.append(undo)
+        self.steps.append((f, undo or _nothing))
 
     def slot(self, layout: str, values: Callable[[], tuple]) -> Any:
         """Device memory, of bytes, that holds values() in a layout of the module struct at every launch."""
@@ -99,16 +98,20 @@ class Recording:
 
         self.slots += 1
         write()
-        self.steps.append(write)
+        self.steps.append((write, _nothing))
         return self.values[start : start + _SLOT]
 
     def launch(self) -> None:
-        """Run the graph in the current stream, with the numbers of now."""
+        """Run the graph in the current stream, with the numbers of now. Where saying them raises, nothing runs or counts."""
         if self._ready:
             self._ready = False
         else:
-            for step in self.steps:
-                step()
+            for i, (step, _) in enumerate(self.steps):
+                try:
+                    step()
+                except BaseException:
+                    self._take_back(i)
+                    raise
         with backend.use_device(self.device):
             if self.slots:  # the driver copies so few bytes before it returns, so `host` is free at once
                 stream = self.cp.cuda.get_current_stream().ptr
@@ -136,6 +139,10 @@ class Recording:
         if self.graph is not None:
             backend.synchronize(self.device)
         self.graph, self.values, self.held, self.steps, self.watched = None, None, [], [], []
+
+
+def _nothing() -> None:
+    """What undoes a step that leaves nothing behind."""
 
 
 def _count_nodes(graph: Any) -> int:

@@ -1,7 +1,7 @@
 """Compiling a kernel once and launching it with little overhead: the packed arguments go to the driver in one call.
 
-A launch costs about three microseconds of host time: the arguments are packed by the declared signature into the layout
-of a C struct, which is that of a kernel's parameters, and handed to `cuLaunchKernel` as one buffer.
+The arguments are packed by the declared signature into the layout of a C struct, which is that of a kernel's parameters, and
+handed to `cuLaunchKernel` as one buffer.
 """
 from __future__ import annotations
 
