@@ -73,6 +73,17 @@ def own_state(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def states_are_alone(state: dict[str, Any]) -> bool:
+    """Return whether nobody else sees an array of the state."""
+    for name in state:
+        if isinstance(state[name], dict):
+            if not states_are_alone(state[name]):
+                return False
+        elif hasattr(state[name], "shape") and _named(state, name) > _ONLY_NAMED:
+            return False
+    return True
+
+
 def own_arrays(state: dict[str, Any], names: Iterable[str]) -> list[Any]:
     """Return these arrays of a state, each that somebody else can see replaced by a copy before."""
     found = []

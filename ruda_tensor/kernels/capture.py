@@ -37,8 +37,9 @@ class Recording:
                 self.values: Any = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
             self.cp.cuda.get_current_stream().synchronize()  # the zeros come before what other streams write
         self.host = ctypes.create_string_buffer(_SLOT * _MOST_SLOTS)
-        self.steps: list[Callable[[], None]] = []  # ticks, and the writing of slots, in their order
-        self.undo: list[Callable[[], None]] = []  # what takes back the ticks of a capture that fails
+        # Ticks, and the writing of slots, in their order, each with what takes it back.
+        self.steps: list[tuple[Callable[[], None], Callable[[], None] | None]] = []
+        self.undo: list[Callable[[], None]] = []  # what else takes back a capture that fails
         self.slots = 0
         self.watched: list[Callable[[], int]] = []  # looks at what the step changes: FINE, SHARED or GONE
         self.held: list[Any] = []  # what must live as long as the graph, such as the workspace of its products
@@ -78,13 +79,19 @@ class Recording:
             self.stream.end_capture()
         for undo in reversed(self.undo):
             undo()
+        self.undo.clear()
+        self._take_back(len(self.steps))
+
+    def _take_back(self, count: int) -> None:
+        """Take back the first steps, the last of them first."""
+        for _, undo in reversed(self.steps[:count]):
+            if undo is not None:
+                undo()
 
     def tick(self, f: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         """Call f now and before every later launch; `undo` takes one call back."""
         f()
-        self.steps.append(f)
-        if undo is not None:
-            self.undo.append(undo)
+        self.steps.append((f, undo))
 
     def slot(self, layout: str, values: Callable[[], tuple]) -> Any:
         """Device memory, of bytes, that holds values() in a layout of the module struct at every launch."""
@@ -99,16 +106,24 @@ class Recording:
 
         self.slots += 1
         write()
-        self.steps.append(write)
+        self.steps.append((write, None))
         return self.values[start : start + _SLOT]
 
     def launch(self) -> None:
-        """Run the graph in the current stream, with the numbers of now."""
-        if self._ready:
-            self._ready = False
-        else:
-            for step in self.steps:
+        """Run the graph in the current stream, with the numbers of now. Where it raises, nothing has moved on."""
+        done = len(self.steps) if self._ready else 0
+        try:
+            for step, _ in self.steps[done:]:
                 step()
+                done += 1
+            self._ready = False
+            self._start()
+        except BaseException:
+            self._ready = False
+            self._take_back(done)
+            raise
+
+    def _start(self) -> None:
         with backend.use_device(self.device):
             if self.slots:  # the driver copies so few bytes before it returns, so `host` is free at once
                 stream = self.cp.cuda.get_current_stream().ptr

@@ -8,8 +8,8 @@ from .. import backend
 from ..devices import Device, default_device
 from ..kernels.blaslt import private_workspace
 from ..kernels.capture import Recording
-from ..live import Live
-from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing
+from ..live import Live, now
+from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, refuse_while_capturing
 from ..tensor import Tensor
 from .graph import StaticGraph
 
@@ -37,6 +37,7 @@ class CapturedStep(StaticGraph):
         self._check(inputs)
         if not self._device.launches:
             return _detached(self._step(*inputs))
+        refuse_while_capturing("replaying a StaticGraph of a function", "call the function itself there")
         if not self._warm:
             out = _detached(self._step(*inputs))
             self._warm = True
@@ -57,13 +58,15 @@ class CapturedStep(StaticGraph):
         assert self._recording is not None
         self._recording.launch()
         with self._device.guard():
-            return _mapped(self._outputs, self._copied)
+            return _mapped(self._outputs, self._copied, now)
 
     __call__ = replay
 
     def run_eager(self, *inputs: Any) -> Any:
         """Run one step without the recording, which the next `replay` makes anew."""
         self._check(inputs)
+        if self._device.launches:
+            refuse_while_capturing("running a StaticGraph of a function", "call the function itself there")
         out = _detached(self._step(*inputs))
         self._forget()
         self._warm = True
@@ -176,17 +179,21 @@ def _check_examples(examples: tuple[Any, ...]) -> Device:
     return default_device() if device is None else device
 
 
-def _mapped(tree: Any, f: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested tuples, lists and dicts with f of every tensor; other values as they are."""
+def _same(x: Any) -> Any:
+    return x
+
+
+def _mapped(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = _same) -> Any:
+    """The same nested tuples, lists and dicts with f of every tensor, and `other` of what is no such thing."""
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, dict):
-        return {key: _mapped(value, f) for key, value in tree.items()}
+        return {key: _mapped(value, f, other) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*[_mapped(value, f) for value in tree])
+        return type(tree)(*[_mapped(value, f, other) for value in tree])
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_mapped(value, f) for value in tree)
-    return tree
+        return type(tree)(_mapped(value, f, other) for value in tree)
+    return other(tree)
 
 
 def _detached(tree: Any) -> Any:

@@ -1,0 +1,117 @@
+"""A stand-in for CUDA's stream capture: kernels run on the CPU by the shim, and inside a capture they wait for the graph.
+
+What NumPy computes inside a capture happens at once and is not repeated, so steps here do with kernels whatever is new at
+each replay.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ruda_tensor as rt
+from ruda_nn import Param
+from ruda_tensor import backend
+from ruda_tensor.kernels.capture import Recording
+from ruda_tensor.kernels.launch import substitute
+from ruda_tensor.recording import here
+
+from ..kernels._shim import COMPILER, HostRuntime
+
+
+class DeviceMemory(np.ndarray):
+    """An array that says where it lies as CuPy's do."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Graph:
+    def __init__(self, work: list[Callable[[], None]], held: list[Any]) -> None:
+        self.work, self.held, self.launches = work, held, 0
+
+    def launch(self) -> None:
+        self.launches += 1
+        for run in self.work:
+            run()
+
+
+class Stream:
+    ptr = 0
+    capturing: Stream | None = None
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.held: list[Any] = []
+
+    def begin_capture(self, mode: int) -> None:
+        self.work, self.held = [], []
+
+    def end_capture(self) -> Graph:
+        return Graph(self.work, self.held)
+
+    def synchronize(self) -> None:
+        """What was launched has run."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        """The stream before is current again."""
+
+
+class CapturingRuntime(HostRuntime):
+    """The shim, whose launches inside a capture are left for its graph."""
+
+    def address(self, array: Any) -> int:
+        if here.recording is not None and not any(_lasts(owner) for owner in gc.get_referrers(array)):
+            here.recording.stream.held.append(array)  # a pool of CUDA's would keep the memory
+        return array.ctypes.data
+
+    def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
+        run = super().launch
+        if here.recording is None:
+            return run(handle, grid, block, arguments)
+        here.recording.stream.work.append(lambda: run(handle, grid, block, arguments))
+        return None
+
+
+def _lasts(owner: Any) -> bool:
+    """Whether this is a parameter or an optimizer's state, which must not seem to be shared."""
+    return isinstance(owner, Param) or (isinstance(owner, dict) and "time" in owner)
+
+
+def _fake_cupy() -> Any:
+    def copied(to: int, source: int, size: int, kind: int, stream: int) -> None:
+        ctypes.memmove(to, source, size)
+
+    idle = Stream()
+    cuda = SimpleNamespace(
+        Stream=Stream, MemoryPool=lambda: SimpleNamespace(malloc=None, total_bytes=lambda: 0),
+        using_allocator=lambda malloc: contextlib.nullcontext(), get_current_stream=lambda: idle,
+        runtime=SimpleNamespace(streamCaptureModeRelaxed=2, memcpyAsync=copied),
+    )  # fmt: skip
+    return SimpleNamespace(cuda=cuda, zeros=lambda n, dtype: np.zeros(n, dtype).view(DeviceMemory), copyto=np.copyto)
+
+
+@contextlib.contextmanager
+def recording_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The CPU as a device that launches kernels and captures them."""
+    if COMPILER is None:
+        pytest.skip("no g++ to run the CUDA sources with")
+    fake = _fake_cupy()
+    monkeypatch.setattr(rt.Cpu, "launches", True)
+    monkeypatch.setattr(backend, "cupy", lambda: fake)
+    monkeypatch.setattr(backend, "use_device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(backend, "synchronize", lambda index: None)
+    monkeypatch.setattr(backend, "release_memory", lambda index: None)
+    monkeypatch.setattr(Recording, "copy", lambda self, to, array: np.copyto(to, array))
+    with substitute(CapturingRuntime()):
+        yield rt.Cpu()
