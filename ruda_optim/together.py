@@ -7,7 +7,6 @@ numbers beyond float32) is left to the rule itself.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -238,19 +237,19 @@ def undo_consuming(current: Any, places: list[Param], new: dict[str, Param]) -> 
 
     def undo() -> None:
         for old, successor in pairs:
-            old._data = successor._data
+            old.take_back(successor)
 
     current.undo.append(undo)
 
 
 def watcher(optimizer: Any, new: dict[str, Param]) -> Callable[[], int]:
     """Return what looks whether a recorded update still changes the parameters and states that its caller has."""
-    refs = [(weakref.ref(p), key, optimizer.states[key]) for key, p in new.items()]
+    places = [(p.place(), key, optimizer.states[key]) for key, p in new.items()]
 
     def look() -> int:
         found, states = FINE, optimizer.states
-        for ref, key, state in refs:
-            p = ref()
+        for place, key, state in places:
+            p = place.owner()
             if p is None or p.is_consumed() or states.get(key) is not state:
                 return GONE
             if not is_alone(p):

@@ -17,6 +17,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_nn import Param
+from ruda_optim import Optimizer
 from ruda_tensor import backend
 from ruda_tensor.kernels.capture import Recording
 from ruda_tensor.kernels.launch import substitute
@@ -45,14 +46,13 @@ class Graph:
 
 class Stream:
     ptr = 0
-    capturing: Stream | None = None
-
     def __init__(self, non_blocking: bool = False) -> None:
         self.work: list[Callable[[], None]] = []
         self.held: list[Any] = []
 
     def begin_capture(self, mode: int) -> None:
         self.work, self.held = [], []
+        self.lasting = {id(a) for o in gc.get_objects() if isinstance(o, Optimizer) for a in _arrays(o.states)}
 
     def end_capture(self) -> Graph:
         return Graph(self.work, self.held)
@@ -71,8 +71,11 @@ class CapturingRuntime(HostRuntime):
     """The shim, whose launches inside a capture are left for its graph."""
 
     def address(self, array: Any) -> int:
-        if here.recording is not None and not any(_lasts(owner) for owner in gc.get_referrers(array)):
-            here.recording.stream.held.append(array)  # a pool of CUDA's would keep the memory
+        if here.recording is not None:
+            stream = here.recording.stream
+            # A pool of CUDA's would keep the memory; a parameter or a state must not seem to be shared.
+            if id(array) not in stream.lasting and not any(isinstance(owner, Param) for owner in gc.get_referrers(array)):
+                stream.held.append(array)
         return array.ctypes.data
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
@@ -83,9 +86,12 @@ class CapturingRuntime(HostRuntime):
         return None
 
 
-def _lasts(owner: Any) -> bool:
-    """Whether this is a parameter or an optimizer's state, which must not seem to be shared."""
-    return isinstance(owner, Param) or (isinstance(owner, dict) and "time" in owner)
+def _arrays(state: Any) -> Iterator[np.ndarray]:
+    for value in state.values():
+        if isinstance(value, dict):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray):
+            yield value
 
 
 def _fake_cupy() -> Any:

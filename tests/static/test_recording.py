@@ -288,3 +288,39 @@ def test_inputs_of_all_kinds(place: Any) -> None:
         for x, y in zip(inputs, graph.replay(*inputs)):
             expected = rt.dropout(x, 0.5, training=True, seed=1)
             assert y.shape == expected.shape and y.numpy().tobytes() == expected.numpy().tobytes(), k
+
+
+def test_two_updates_in_one_step(place: Any) -> None:
+    data = gradients(place, 5)
+    eager, captured = Training(place), Training(place)
+
+    def step(training: Training, g: rt.Tensor, h: rt.Tensor) -> None:
+        training.step(g, h)
+        training.step(g, h)
+
+    graph = StaticGraph(lambda g, h: step(captured, g, h), *data[0])
+    for batch in data:
+        graph.replay(*batch)
+        step(eager, *batch)
+        assert captured.state() == eager.state()
+    assert graph.info["recorded"]
+
+
+def test_two_graphs_train_one_model(place: Any) -> None:
+    """As for the last batch of an epoch, which is smaller."""
+    data = gradients(place, 14)
+    eager, captured = Training(place), Training(place)
+
+    def halved(g: rt.Tensor, h: rt.Tensor) -> None:
+        captured.update(0.01, g, h)
+
+    one, two = StaticGraph(captured.step, *data[0]), StaticGraph(halved, *data[0])
+    for i, batch in enumerate(data):
+        if i % 3 == 2:
+            two.replay(*batch)
+            eager.update(0.01, *batch)
+        else:
+            one.replay(*batch)
+            eager.step(*batch)
+        assert captured.state() == eager.state()
+    assert one.info["recorded"] and two.info["recorded"]
