@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ruda_tensor as rt
-from ruda_nn import Param
+from ruda_nn import Buffer, Param
 from ruda_optim import Optimizer
 from ruda_tensor import backend
 from ruda_tensor.kernels.capture import Recording
@@ -49,10 +49,13 @@ class Stream:
     def __init__(self, non_blocking: bool = False) -> None:
         self.work: list[Callable[[], None]] = []
         self.held: list[Any] = []
+        self.lasting: set[int] = set()
 
     def begin_capture(self, mode: int) -> None:
         self.work, self.held = [], []
-        self.lasting = {id(a) for o in gc.get_objects() if isinstance(o, Optimizer) for a in _arrays(o.states)}
+        known = gc.get_objects()
+        self.lasting = {id(a) for x in known if isinstance(x, Optimizer) for a in _arrays(x.states)}
+        self.lasting |= {id(x.value._data) for x in known if isinstance(x, Buffer)}
 
     def end_capture(self) -> Graph:
         return Graph(self.work, self.held)
@@ -107,6 +110,16 @@ def _fake_cupy() -> Any:
     return SimpleNamespace(cuda=cuda, zeros=lambda n, dtype: np.zeros(n, dtype).view(DeviceMemory), copyto=np.copyto)
 
 
+def _copyto(to: np.ndarray, array: Any, real: Callable = np.copyto, **options: Any) -> None:
+    """np.copyto, which inside a capture waits for the graph."""
+    if here.recording is None or not isinstance(array, np.ndarray) or not (to.flags.c_contiguous and array.flags.c_contiguous):
+        real(to, array, **options)
+        return
+    stream, place, source, size = here.recording.stream, to.ctypes.data, array.ctypes.data, to.nbytes
+    stream.held.append(array)
+    stream.work.append(lambda: ctypes.memmove(place, source, size) and None)
+
+
 @contextlib.contextmanager
 def recording_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The CPU as a device that launches kernels and captures them."""
@@ -118,6 +131,7 @@ def recording_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(backend, "use_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(backend, "synchronize", lambda index: None)
     monkeypatch.setattr(backend, "release_memory", lambda index: None)
+    monkeypatch.setattr(np, "copyto", _copyto)
     monkeypatch.setattr(Recording, "copy", lambda self, to, array: np.copyto(to, array))
     with substitute(CapturingRuntime()):
         yield rt.Cpu()
