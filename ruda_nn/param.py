@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ruda_autodiff import Autodiff
 from ruda_autodiff.device import STRATEGIES
@@ -49,7 +49,7 @@ class Place:
     __slots__ = ("owner",)
 
     def __init__(self, owner: Param) -> None:
-        self.owner = weakref.ref(owner)
+        self.owner: weakref.ref[Param] = weakref.ref(owner)
 
 
 class Param(Tensor):
@@ -136,7 +136,7 @@ class Param(Tensor):
         return self._place
 
     def _take_place(self, place: Place) -> None:
-        self._place, place.owner = place, weakref.ref(self)
+        self._place, place.owner = place, weakref.ref(cast(Param, self))
 
     def take_back(self, successor: Param) -> None:
         """Undo `consume`: the memory is this parameter's again, as the update in place of its successor never was."""

@@ -216,7 +216,7 @@ def check_capture(optimizer: Any, lr: float, places: list[Param], chosen: dict[s
         state = optimizer.states[p.id]
         _check_numbers(part, lr * grouping.scales[number], p, state)
         if not is_alone(p) or not states_are_alone(state):
-            raise SharedWhileCapturing("step: somebody else sees the memory of a parameter or its state, which is changed in place")
+            raise SharedWhileCapturing("step: somebody else sees a parameter's memory, or its state's, which is changed in place")
 
 
 def _check_numbers(part: Parts, rate: float, p: Param, state: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from .. import backend
 from ..devices import Device
 from ..dtypes import FLOATING, as_dtype, promote_types, weak_result
 from ..kernels import copies
-from ..operation import Primitive, apply
 from ..live import Live
+from ..operation import Primitive, apply
 from ..recording import CaptureError
 from ..tensor import Tensor
 

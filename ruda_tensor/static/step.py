@@ -50,7 +50,8 @@ class CapturedStep(StaticGraph):
             if found == GONE:
                 raise RuntimeError(
                     "StaticGraph: the recorded step trains a model or an optimizer state that has been replaced since (by a "
-                    "record, a copy, or an eager step beside a snapshot); graph.run_eager(...) goes on with the present one and records again"
+                    "record, a copy, or an eager step beside a snapshot); graph.run_eager(...) goes on with the present one "
+                    "and records again"
                 )
             if found == SHARED:  # a snapshot: the eager step leaves it its memory
                 return self.run_eager(*inputs)
