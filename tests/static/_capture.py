@@ -53,9 +53,9 @@ class Stream:
 
     def begin_capture(self, mode: int) -> None:
         self.work, self.held = [], []
-        known = gc.get_objects()
-        self.lasting = {id(a) for x in known if isinstance(x, Optimizer) for a in _arrays(x.states)}
-        self.lasting |= {id(x.value._data) for x in known if isinstance(x, Buffer)}
+        known = gc.get_objects()  # asked by type: some objects answer isinstance with a warning
+        self.lasting = {id(a) for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)}
+        self.lasting |= {id(x.value._data) for x in known if type(x) is Buffer}
 
     def end_capture(self) -> Graph:
         return Graph(self.work, self.held)
