@@ -13,6 +13,8 @@ from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, 
 from ..tensor import Tensor
 from .graph import StaticGraph
 
+_ON_THE_TAPE = "StaticGraph: input {} is on the tape, and inputs are data; give x.detach()"
+
 
 class CapturedStep(StaticGraph):
     """What `StaticGraph(step, *example_inputs)` gives; see there."""
@@ -102,6 +104,8 @@ class CapturedStep(StaticGraph):
                 continue
             if not isinstance(x, Tensor):
                 raise TypeError(f"StaticGraph: input {i} is a tensor, got {type(x).__name__}; rt.asarray(x, device=device)")
+            if x._node is not None:
+                raise TypeError(_ON_THE_TAPE.format(i))
             if (x.shape, x.dtype) != example or x.device != self._device:
                 shape, dtype = example
                 raise ValueError(
@@ -168,7 +172,7 @@ def _check_examples(examples: tuple[Any, ...]) -> Device:
     for i, x in enumerate(examples):
         if isinstance(x, Tensor):
             if x._node is not None:
-                raise TypeError(f"StaticGraph: input {i} is on the tape, and inputs are data; give x.detach()")
+                raise TypeError(_ON_THE_TAPE.format(i))
             if device is not None and x.device != device:
                 raise ValueError(f"StaticGraph: input {i} is on {x.device}, another on {device}; x.to_device({device!r})")
             device = x.device

@@ -34,9 +34,9 @@ RULES = {
 class Training:
     """A model whose gradients are the step's inputs, so that all that a replay computes is the optimizer's kernel."""
 
-    def __init__(self, device: Any, rule: str = "adam") -> None:
+    def __init__(self, device: Any, rule: str = "adam", dtype: Any = rt.float32) -> None:
         rng = np.random.default_rng(5)
-        w, b = (rt.asarray(rng.normal(size=s).astype(np.float32), device=device) for s in ((5, 7), (7,)))
+        w, b = (rt.asarray(rng.normal(size=s).astype(np.float32), device=device).astype(dtype) for s in ((5, 7), (7,)))
         self.model: Any = Weights(Param(w, id="w"), Param(b, id="b"))
         self.optimizer = RULES[rule]()
         self.schedule = CosineAnnealingLrSchedulerConfig(0.1, 50).init()
@@ -58,11 +58,11 @@ class Training:
         return [p.numpy().tobytes() for p in self.model.params()], states, self.schedule.calls, rt.random.get_state()
 
 
-def gradients(device: Any, count: int) -> list[tuple[rt.Tensor, rt.Tensor]]:
+def gradients(device: Any, count: int, dtype: Any = rt.float32) -> list[tuple[rt.Tensor, rt.Tensor]]:
     rng = np.random.default_rng(8)
 
     def some(*shape: int) -> rt.Tensor:
-        return rt.asarray(rng.normal(size=shape).astype(np.float32), device=device)
+        return rt.asarray(rng.normal(size=shape).astype(np.float32), device=device).astype(dtype)
 
     return [(some(5, 7), some(7)) for _ in range(count)]
 

@@ -32,10 +32,11 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield device
 
 
+@pytest.mark.parametrize("dtype", [rt.float32, rt.bfloat16], ids=str)
 @pytest.mark.parametrize("rule", RULES)
-def test_replays_have_the_bits_of_eager_steps(place: Any, rule: str) -> None:
-    data = gradients(place, 9)
-    eager, captured = Training(place, rule), Training(place, rule)
+def test_replays_have_the_bits_of_eager_steps(place: Any, rule: str, dtype: Any) -> None:
+    data = gradients(place, 9, dtype)
+    eager, captured = Training(place, rule, dtype), Training(place, rule, dtype)
     graph = StaticGraph(captured.step, *data[0])
     for i, batch in enumerate(data):
         eager.step(*batch)
