@@ -41,7 +41,7 @@ class CapturedStep(StaticGraph):
             return _detached(self._step(*inputs))
         refuse_while_capturing("replaying a StaticGraph of a function", "call the function itself there")
         if not self._warm:
-            out = _detached(self._step(*inputs))
+            out = self._eager(inputs)
             self._warm = True
             return out
         if self._recording is None:
@@ -70,10 +70,18 @@ class CapturedStep(StaticGraph):
         self._check(inputs)
         if self._device.launches:
             refuse_while_capturing("running a StaticGraph of a function", "call the function itself there")
-        out = _detached(self._step(*inputs))
+        out = self._eager(inputs)
         self._forget()
         self._warm = True
         return out
+
+    def _eager(self, inputs: tuple[Any, ...]) -> Any:
+        """The results of the step, which share no memory with a model where a recording would change that in place."""
+        out = _detached(self._step(*inputs))
+        if not self._device.launches:
+            return out
+        with self._device.guard():
+            return _mapped(out, lambda x: Tensor._wrap(x._data.copy(), x.device))
 
     @property
     def info(self) -> dict[str, Any]:
@@ -126,9 +134,7 @@ class CapturedStep(StaticGraph):
     def _copied(self, x: Tensor) -> Tensor:
         """A result of the recorded step in memory of its own."""
         assert self._recording is not None
-        out = self._device.xp.empty(x.shape, x.dtype)
-        self._recording.copy(out, x._data)
-        return Tensor._wrap(out, x.device)
+        return _copy(self._recording, x)
 
     def _record(self, inputs: tuple[Any, ...]) -> bool:
         """Record the step on these inputs, and run nothing; False where somebody sees what it would change in place."""
@@ -141,6 +147,8 @@ class CapturedStep(StaticGraph):
             with made.capturing(), private_workspace(self._device.xp) as workspace:
                 made.held.append(workspace)
                 out = _detached(self._step(*arguments))
+                if any(look() == SHARED for look in made.watched):  # perhaps by a result, such as a parameter
+                    out = _mapped(out, lambda x: _copy(made, x))
                 if any(look() == SHARED for look in made.watched):
                     raise SharedWhileCapturing("a snapshot holds what the step changes in place")
         except SharedWhileCapturing:
@@ -156,6 +164,12 @@ class CapturedStep(StaticGraph):
             ) from error
         self._recording, self._outputs, self._buffers = made, out, copies
         return True
+
+
+def _copy(recording: Recording, x: Tensor) -> Tensor:
+    out = x.device.xp.empty(x.shape, x.dtype)
+    recording.copy(out, x._data)
+    return Tensor._wrap(out, x.device)
 
 
 def _live(cell: list[Any]) -> Live:

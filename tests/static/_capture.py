@@ -57,6 +57,11 @@ class Stream:
         self.lasting = {id(a) for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)}
         self.lasting |= {id(x.value._data) for x in known if type(x) is Buffer}
 
+    def hold(self, array: Any) -> None:
+        """Keep memory that a pool of CUDA's would keep; a parameter or a state must not seem to be shared."""
+        if id(array) not in self.lasting and not any(type(owner) is Param for owner in gc.get_referrers(array)):
+            self.held.append(array)
+
     def end_capture(self) -> Graph:
         return Graph(self.work, self.held)
 
@@ -75,10 +80,7 @@ class CapturingRuntime(HostRuntime):
 
     def address(self, array: Any) -> int:
         if here.recording is not None:
-            stream = here.recording.stream
-            # A pool of CUDA's would keep the memory; a parameter or a state must not seem to be shared.
-            if id(array) not in stream.lasting and not any(isinstance(owner, Param) for owner in gc.get_referrers(array)):
-                stream.held.append(array)
+            here.recording.stream.hold(array)
         return array.ctypes.data
 
     def launch(self, handle: Any, grid: tuple[int, int], block: tuple[int, int], arguments: bytes) -> str | None:
@@ -112,11 +114,14 @@ def _fake_cupy() -> Any:
 
 def _copyto(to: np.ndarray, array: Any, real: Callable = np.copyto, **options: Any) -> None:
     """np.copyto, which inside a capture waits for the graph."""
-    if here.recording is None or not isinstance(array, np.ndarray) or not (to.flags.c_contiguous and array.flags.c_contiguous):
+    if here.recording is None or not isinstance(array, np.ndarray):
         real(to, array, **options)
         return
+    if not (to.flags.c_contiguous and array.flags.c_contiguous):
+        here.recording.stream.work.append(lambda: real(to, array))
+        return
     stream, place, source, size = here.recording.stream, to.ctypes.data, array.ctypes.data, to.nbytes
-    stream.held.append(array)
+    stream.hold(array)
     stream.work.append(lambda: ctypes.memmove(place, source, size) and None)
 
 
