@@ -18,7 +18,7 @@ import weakref
 from typing import Any
 
 from ruda_autodiff import is_recomputing
-from ruda_tensor.recording import FINE, GONE, SHARED, recording
+from ruda_tensor.recording import FINE, SHARED, recording
 from ruda_tensor.tensor import Tensor
 
 
@@ -84,7 +84,8 @@ class Buffer:
         with old.device.guard():
             old.device.xp.copyto(old._data, value._data)
         held = weakref.ref(old)
-        current.watched.append(lambda: GONE if held() is not self._value else SHARED if self._seen() else FINE)
+        # Another tensor in the cell, by an eager step: the next one is eager too, and then recorded with that.
+        current.watched.append(lambda: SHARED if held() is not self._value or self._seen() else FINE)
 
     def _seen(self) -> bool:
         """Whether anybody beside this cell sees the numbers."""

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, NoReturn
+import weakref
+from typing import Any, NoReturn, cast
 
 from ruda_autodiff import Autodiff
 from ruda_autodiff.device import STRATEGIES
@@ -42,6 +43,15 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
+class Place:
+    """Memory of a parameter, and which parameter it belongs to: an update in place hands it on."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Param) -> None:
+        self.owner: weakref.ref[Param] = weakref.ref(owner)
+
+
 class Param(Tensor):
     """A tensor that an optimizer may change: it has an `id`, and is a leaf of the tape while it is trained.
 
@@ -54,10 +64,11 @@ class Param(Tensor):
     (True, (2,))
     """
 
-    __slots__ = ("id", "trainable", "strategy")
+    __slots__ = ("id", "trainable", "strategy", "_place")
     id: str
     trainable: bool
     strategy: str
+    _place: Place | None  # only where somebody asked for it
 
     def __init__(self, value: Tensor, *, trainable: bool = True, device: Any = None, id: str | None = None) -> None:
         if not isinstance(value, Tensor):
@@ -70,7 +81,7 @@ class Param(Tensor):
         self._fill(value.detach().to_device(place)._data, place, id or new_id(), trainable, strategy, tracked)
 
     def _fill(self, data: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> None:
-        self._data, self.device, self._node = data, device, None
+        self._data, self.device, self._node, self._place = data, device, None, None
         self.id, self.strategy = id, strategy
         self.trainable = trainable and is_floating(data.dtype)
         if tracked and self.trainable:
@@ -97,8 +108,10 @@ class Param(Tensor):
         if data.dtype != self._data.dtype:
             return self.like(data)
         out = Param.__new__(Param)
-        out._data, out.device, out._node = data, self.device, None
+        out._data, out.device, out._node, out._place = data, self.device, None, None
         out.id, out.strategy, out.trainable = self.id, self.strategy, self.trainable
+        if self._place is not None and data is self._data:
+            out._take_place(self._place)
         if self._node is not None and self.trainable:
             out._node = make_leaf(out, STRATEGIES[self.strategy])
         return out
@@ -115,6 +128,21 @@ class Param(Tensor):
         if flag and not is_floating(self.dtype):
             raise TypeError(f"a parameter of {self.dtype} has no gradient; convert first: Param(p.astype(rt.float32))")
         return self.like(self._data, trainable=flag, tracked=flag)
+
+    def place(self) -> Place:
+        """Return what says to which parameter this memory belongs, also after updates in place."""
+        if self._place is None:
+            self._place = Place(self)
+        return self._place
+
+    def _take_place(self, place: Place) -> None:
+        self._place, place.owner = place, weakref.ref(cast(Param, self))
+
+    def take_back(self, successor: Param) -> None:
+        """Undo `consume`: the memory is this parameter's again, as the update in place of its successor never was."""
+        self._data = successor._data
+        if self._place is not None:
+            self._take_place(self._place)
 
     def consume(self) -> None:
         """Mark this parameter as used up: its memory now belongs to its successor."""

@@ -73,15 +73,15 @@ def own_state(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def is_seen(state: dict[str, Any]) -> bool:
-    """Return whether somebody else sees an array of a state."""
+def states_are_alone(state: dict[str, Any]) -> bool:
+    """Return whether nobody else sees an array of the state."""
     for name in state:
         if isinstance(state[name], dict):
-            if is_seen(state[name]):
-                return True
+            if not states_are_alone(state[name]):
+                return False
         elif hasattr(state[name], "shape") and _named(state, name) > _ONLY_NAMED:
-            return True
-    return False
+            return False
+    return True
 
 
 def own_arrays(state: dict[str, Any], names: Iterable[str]) -> list[Any]:

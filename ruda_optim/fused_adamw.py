@@ -16,14 +16,15 @@ from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.config import is_number
 from ruda_nn.records import broken
 from ruda_tensor.dtypes import BY_NAME, FLOAT32, FLOAT64, HALF
-from ruda_tensor.recording import capturing
+from ruda_tensor.recording import refuse_while_capturing
 from ruda_tensor.tensor import Tensor
 
 from .gradient_stats import measure
 from .gradients import GradientsParams
 from .groups import ParamGroup, changed
 from .master import check_scale
-from .optimizer import Optimizer, check_config, check_lr
+from .optimizer import Optimizer, check_config
+from .rates import check_lr
 from .rules import AdamW
 from .together import Parts, unscaled
 
@@ -211,6 +212,9 @@ class FusedAdamW(Optimizer):
     ) -> tuple[Any, dict[str, Tensor]]:
         lr, scale, limit = check_lr(lr), check_scale(loss_scale), self.config.max_grad_norm
         self._check_kinds(model, gradients)
+        refuse_while_capturing(
+            "AdamW(fused_step=True), which decides on the host whether to update,", "leave fused_step out, or step after replay"
+        )
         named = model.named_params()
         places, chosen = self._assigned(lr, named, gradients, wanted)
         self._check_dtypes(named, chosen)
@@ -223,7 +227,7 @@ class FusedAdamW(Optimizer):
                 self._factors_of_step[:] = inverse, clip
                 model = self._moved(lr, model, places, chosen)
         except BaseException:
-            self._failed = not capturing()  # a capture that fails has changed nothing
+            self._failed = True
             raise
         self.last_step_skipped, self.last_step_had_grad = not stats.all_finite, bool(chosen)
         known = bool(chosen) and limit is not None and stats.all_finite

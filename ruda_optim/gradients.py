@@ -10,6 +10,7 @@ from ruda_nn import Module, Param, RecordMismatch
 from ruda_nn.records import broken, pack, unpack
 from ruda_tensor.devices import resolve_device
 from ruda_tensor.dtypes import FLOATING, FloatDType, as_dtype
+from ruda_tensor.recording import CaptureError, recording
 
 
 class GradientsParams:
@@ -223,7 +224,7 @@ class GradientsAccumulator:
     """Sums gradients over micro-batches; never averages.
 
     `accumulate` adds in the gradients' dtype, `accumulate_with_dtype` in the one named. `grads()` hands the window
-    over and empties it; `len(accumulator)` looks without taking.
+    over and empties it; `len(accumulator)` looks without taking. In a captured step a window begins and ends.
 
     >>> accumulator = GradientsAccumulator()
     >>> len(accumulator.grads())
@@ -232,6 +233,7 @@ class GradientsAccumulator:
 
     def __init__(self) -> None:
         self._pending = GradientsParams()
+        self._begun: Any = None  # the recording in which the window began
 
     def accumulate(self, model: Module, gradients: GradientsParams) -> None:
         """Add gradients of the model's trained parameters; others in `gradients` are left out."""
@@ -250,6 +252,7 @@ class GradientsAccumulator:
                 f"accumulate: expected a Module and GradientsParams, got {type(model).__name__} and "
                 f"{type(gradients).__name__}; accumulator.accumulate(model, GradientsParams.from_grads(g, model))"
             )
+        self._check_window("accumulate")
         total = dict(self._pending._by_id)
         if dtype is not None:
             total = {key: rt.astype(g, dtype) for key, g in total.items()}
@@ -265,8 +268,25 @@ class GradientsAccumulator:
 
     def grads(self) -> GradientsParams:
         """Return what was accumulated and start empty."""
+        self._check_window("grads")
         out, self._pending = self._pending, GradientsParams()
         return out
+
+    def _check_window(self, call: str) -> None:
+        """Refuse a window that is partly in a captured step, whose replays would not add to it."""
+        current = recording()
+        if len(self._pending) and self._begun is not current:
+            raise CaptureError(
+                f"{call}: a captured step cannot be part of a window, which begins and ends outside of it; accumulate and "
+                "take grads() in one step, or all of it outside"
+            )
+        self._begun = current
+        if current is not None:
+            pending, by_id = self._pending, self._pending._by_id
+            current.undo.append(lambda: self._back(pending, by_id))
+
+    def _back(self, pending: GradientsParams, by_id: dict[str, rt.Tensor]) -> None:
+        self._pending, pending._by_id, self._begun = pending, by_id, None
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -280,4 +300,4 @@ class GradientsAccumulator:
 
     def load_record(self, record: list[dict[str, Any]], model: Module) -> None:
         """Replace what is pending by a record for `model`; a rejected record changes nothing."""
-        self._pending = GradientsParams.from_record(record, model)
+        self._pending, self._begun = GradientsParams.from_record(record, model), None

@@ -16,7 +16,8 @@ from ruda_tensor.dtypes import FLOAT32, FLOAT64, FLOATING
 
 from .gradients import GradientsParams
 from .line_search import Trial, strong_wolfe
-from .optimizer import check_config, check_lr
+from .optimizer import check_config
+from .rates import check_lr
 
 
 class LBFGSConfig(Config):

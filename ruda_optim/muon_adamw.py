@@ -17,7 +17,8 @@ from .fused_adamw import is_norm
 from .gradient_stats import measure, scaled_gradients
 from .gradients import GradientsParams
 from .master import Fp32MasterOptimizer, check_scale
-from .optimizer import Optimizer, check_config, check_lr
+from .optimizer import Optimizer, check_config
+from .rates import check_lr
 
 VERSION = 1
 

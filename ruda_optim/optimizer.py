@@ -1,7 +1,6 @@
 """The optimizer: one shell that walks parameters and applies a rule to each, or to many at once."""
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,16 +11,17 @@ from ruda_nn.config import is_whole
 from ruda_nn.records import broken, compare, pack, unpack
 from ruda_tensor.dtypes import FLOATING
 from ruda_tensor.kernels.gate import real_of
-from ruda_tensor.live import Live, now
-from ruda_tensor.recording import capturing
+from ruda_tensor.live import now
+from ruda_tensor.recording import capturing, recording
 from ruda_tensor.tensor import Tensor
 
 from .buckets import Bucket, Member, fill, is_small, kinds, own_array, own_state
 from .clipping import factors, total_norm
 from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
+from .rates import check_lr
 from .rules import Rule
-from .together import check_capture, first_state, norm_together, update_together
+from .together import check_capture, first_state, norm_together, undo_consuming, update_together
 
 
 class Optimizer:
@@ -76,25 +76,24 @@ class Optimizer:
         self._check_kinds(model, gradients)
         places, chosen = self._assigned(now(lr), model.named_params(), gradients, wanted)
         if capturing():
-            check_capture(self, places, chosen)
+            check_capture(self, now(lr), places, chosen)
         return self._moved(lr, model, places, chosen), chosen
 
     def _moved(self, lr: float, model: Any, places: list[Param], chosen: dict[str, Tensor]) -> Any:
         """Return the updated model, once everything has been checked."""
-        begun = not capturing()  # a capture that fails has run nothing, and takes back what it counted
         try:
             with np.errstate(all="ignore"):  # an inf or a NaN shows in the result, as on a GPU
                 new = self._updated(lr, places, chosen)
-                model = model.map(lambda p: new.get(p.id, p) if p.trainable else p)
-            begun = True
+                if capturing():
+                    undo_consuming(recording(), places, new)
+                return model.map(lambda p: new.get(p.id, p) if p.trainable else p)
         except BaseException:
-            self._failed = begun  # some states have moved on and some have not
+            self._failed = True  # some states have moved on and some have not
             raise
         finally:
-            for p in places if begun else ():
+            for p in places:
                 if p.trainable and p.id in chosen:
                     p.consume()
-        return model
 
     def _check_kinds(self, model: Any, gradients: Any) -> None:
         if self._failed:
@@ -236,21 +235,15 @@ class Optimizer:
 
     def _follow(self, p: Param) -> None:
         """Bring the state to the dtype that the parameter is computed in now: that is what a record of it will say."""
-        if self._lags(p):
-            dtype = real_of(p._data.dtype)
-            with p.device.guard(), np.errstate(all="ignore"):
-                self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in self.states[p.id].items()}
-
-    def _lags(self, p: Param) -> bool:
-        """Whether the state is in another dtype than the parameter is computed in now."""
         rule, state = self._grouping.rules[self._grouping.of(p.id)], self.states.get(p.id)
         if state is None or not isinstance(rule, Rule) or type(rule).start is not Rule.start:
-            return False
+            return
         dtype = real_of(p._data.dtype)
         for name in rule.arrays:
             if state[name].dtype != dtype:
-                return True
-        return False
+                with p.device.guard(), np.errstate(all="ignore"):
+                    self.states[p.id] = {k: v.astype(dtype) if _is_array(v) else v for k, v in state.items()}
+                return
 
     def _dissolve(self, bucket: Bucket) -> None:
         """Give every member its state in memory of its own: a member has changed its dtype, or its device."""
@@ -360,18 +353,3 @@ def check_config(record: Any, mine: dict[str, Any]) -> None:
     if not isinstance(record, dict) or "config" not in record:
         broken("its optimizer should hold a configuration and states")
     compare(record["config"], mine, "optimizer")
-
-
-def check_lr(lr: Any) -> Any:
-    """Return the learning rate as a Python float, or raise; a captured step's is read anew at every replay."""
-    if isinstance(lr, Live):
-        check_lr(lr.read())
-        return lr
-    try:
-        value = float(lr)
-    except (TypeError, ValueError):
-        advice = "step(lr.step(), model, gradients)" if hasattr(lr, "peek") else "step(lr, model, gradients)"
-        raise TypeError(f"step: the learning rate comes first and is a number, got {type(lr).__name__}; {advice}") from None
-    if not math.isfinite(value) or value < 0.0:
-        raise ValueError(f"step: the learning rate must be finite and >= 0, got {lr!r}")
-    return value

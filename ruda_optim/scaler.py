@@ -9,6 +9,7 @@ from ruda_nn import Module
 from ruda_nn.config import is_number, is_whole, require
 from ruda_nn.records import broken, compare
 from ruda_tensor.dtypes import FLOAT32
+from ruda_tensor.recording import refuse_while_capturing
 from ruda_tensor.tensor import Tensor
 
 from .gradient_stats import measure, scaled_gradients
@@ -79,6 +80,7 @@ class GradScaler:
 
         Errors: RuntimeError between `step` and `update`; TypeError and ValueError unless the loss is one float32 number.
         """
+        refuse_while_capturing("GradScaler, whose scale is a number of the host", "train in bfloat16, which needs none")
         self._expect("scale", (READY, SCALED), "call scaler.update() after scaler.step(...), then scale the next loss")
         if not isinstance(loss, Tensor) or loss.dtype != FLOAT32:
             kind = str(loss.dtype) if isinstance(loss, Tensor) else type(loss).__name__

@@ -7,7 +7,6 @@ numbers beyond float32) is left to the rule itself.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +30,8 @@ from ruda_tensor.live import now
 from ruda_tensor.recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, recording
 from ruda_tensor.tensor import Tensor
 
-from .buckets import is_alone, is_seen, own_array, own_arrays
+from .buckets import is_alone, own_array, own_arrays, states_are_alone
+from .rates import check_lr
 from .rules import Adam, AdamW, Rule, Sgd
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -153,7 +153,7 @@ def update_together(
             if current is None:
                 count(counters, 1)
             else:
-                place = live_numbers(current, part, lr * grouping.scales[number], counters, real)
+                place = live_numbers(current, part, lr, grouping.scales[number], counters, real)
             entries = [entry for _, _, entry in members]
             update(device.xp, shape_of(part.rule), numbers, entries, scale=scale, device_numbers=place)
         for p, _, entry in members:
@@ -176,12 +176,17 @@ def count(counters: list[dict[str, Any]], step: int) -> None:
         counter["time"] += step
 
 
-def live_numbers(current: Any, part: Parts, rate: Any, counters: list[dict[str, Any]], real: np.dtype) -> Any:
-    """Return device memory that holds the numbers of each replay's update, which is counted first."""
+def live_numbers(
+    current: Any, part: Parts, lr: Any, scale: float, counters: list[dict[str, Any]], real: np.dtype
+) -> Any:
+    """Return device memory that holds the numbers of each replay's update, which is counted first.
+
+    A learning rate that an eager step refuses is refused there as well.
+    """
     current.tick(lambda: count(counters, 1), lambda: count(counters, -1))
 
     def values() -> tuple:
-        numbers = numbers_of(part.rule, now(rate), counters[0]["time"], part.unscale)
+        numbers = numbers_of(part.rule, check_lr(now(lr)) * scale, counters[0]["time"], part.unscale)
         if numbers is None:
             raise OverflowError(f"step: the numbers of update {counters[0]['time']} are beyond float32; run it eagerly")
         return numbers.rate, numbers.floor, numbers.shrink, numbers.decay, numbers.keep, numbers.unscale
@@ -189,38 +194,65 @@ def live_numbers(current: Any, part: Parts, rate: Any, counters: list[dict[str, 
     return current.slot("6d" if real == FLOAT64 else "6f", values)
 
 
-def check_capture(optimizer: Any, places: list[Param], chosen: dict[str, Tensor]) -> None:
+def check_capture(optimizer: Any, lr: float, places: list[Param], chosen: dict[str, Tensor]) -> None:
     """Refuse, before anything is changed, an update that a recording cannot hold."""
     grouping = optimizer._grouping
     for p in places:
         if not p.trainable or p.id not in chosen:
             continue
-        rule = grouping.rules[grouping.of(p.id)]
-        if parts_of(rule) is None or not takes(p.device.xp, p.dtype, chosen[p.id].dtype):
+        number = grouping.of(p.id)
+        rule = grouping.rules[number]
+        part = parts_of(rule)
+        if part is None or not takes(p.device.xp, p.dtype, chosen[p.id].dtype):
             raise CaptureError(
                 f"step: the update by {rule!r} cannot be part of a captured step, which would freeze its numbers; Sgd, Adam and "
                 "AdamW can, also inside Fp32MasterOptimizer, with use_fused(True) and no clipping but the global norm's"
             )
-        if p.id not in optimizer.states or p.id in optimizer._places or optimizer._lags(p):
+        if p.id not in optimizer.states or p.id in optimizer._places:
             raise CaptureError(
-                "step: a parameter is updated for the first time, or in another dtype than before, in a captured step, and its "
-                "state would be made anew at every replay; run the step once before: graph.run_eager(...)"
+                "step: a parameter is updated for the first time in a captured step, and its state would be made anew at every "
+                "replay; run the step once before: graph.run_eager(...)"
             )
-        if not is_alone(p) or is_seen(optimizer.states[p.id]):
-            raise SharedWhileCapturing("step: somebody else sees a parameter's memory or its state's, which change in place")
+        state = optimizer.states[p.id]
+        _check_numbers(part, lr * grouping.scales[number], p, state)
+        if not is_alone(p) or not states_are_alone(state):
+            raise SharedWhileCapturing("step: somebody else sees a parameter's memory, or its state's, which is changed in place")
+
+
+def _check_numbers(part: Parts, rate: float, p: Param, state: dict[str, Any]) -> None:
+    """Refuse what the kernel leaves to the rule."""
+    inner, real = state if part.inner is None else state[part.inner], real_of(p.dtype)
+    if numbers_of(part.rule, rate, inner["time"] + 1, part.unscale) is None:
+        raise CaptureError(f"step: the numbers of update {inner['time'] + 1} are beyond float32; run it eagerly")
+    if any(inner[name].dtype != real for name in part.rule.arrays):
+        raise CaptureError(
+            f"step: the states of a parameter are of another dtype than it is computed in now, {real}; run the step once "
+            "before: graph.run_eager(...)"
+        )
+
+
+def undo_consuming(current: Any, places: list[Param], new: dict[str, Param]) -> None:
+    """Let a capture that fails give the parameters that it consumes their memory back."""
+    pairs = [(p, new[p.id]) for p in places if p.id in new and not p.is_consumed()]
+
+    def undo() -> None:
+        for old, successor in pairs:
+            old.take_back(successor)
+
+    current.undo.append(undo)
 
 
 def watcher(optimizer: Any, new: dict[str, Param]) -> Callable[[], int]:
     """Return what looks whether a recorded update still changes the parameters and states that its caller has."""
-    refs = [(weakref.ref(p), key, optimizer.states[key]) for key, p in new.items()]
+    places = [(p.place(), key, optimizer.states[key]) for key, p in new.items()]
 
     def look() -> int:
         found, states = FINE, optimizer.states
-        for ref, key, state in refs:
-            p = ref()
+        for place, key, state in places:
+            p = place.owner()
             if p is None or p.is_consumed() or states.get(key) is not state:
                 return GONE
-            if not is_alone(p) or is_seen(state):
+            if not is_alone(p):
                 found = SHARED
         return found
 

@@ -5,6 +5,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy as np
+
 from .recording import CaptureError, recording
 
 
@@ -24,38 +26,45 @@ class Live:
     def __init__(self, read: Callable[[], float]) -> None:
         self.read = read
 
-    def _with(self, other: Any, f: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
-        if not isinstance(other, (int, float, Live)):
-            return NotImplemented
-        mine = self.read
-        if isinstance(other, Live):
-            theirs = other.read
-            return Live(lambda: f(mine(), theirs()))
-        return Live((lambda: f(other, mine())) if swapped else (lambda: f(mine(), other)))
+    # Told to leave these numbers alone, NumPy's scalars let them say what a product is.
+    __array_ufunc__ = None
 
     def __add__(self, other: Any) -> Any:
-        return self._with(other, operator.add)
+        return _together(operator.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self._with(other, operator.add, True)
+        return _together(operator.add, other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return self._with(other, operator.sub)
+        return _together(operator.sub, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._with(other, operator.sub, True)
+        return _together(operator.sub, other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return self._with(other, operator.mul)
+        return _together(operator.mul, self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return self._with(other, operator.mul, True)
+        return _together(operator.mul, other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return self._with(other, operator.truediv)
+        return _together(operator.truediv, self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._with(other, operator.truediv, True)
+        return _together(operator.truediv, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _together(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _together(operator.pow, other, self)
+
+    def __pos__(self) -> Live:
+        return self
+
+    def __abs__(self) -> Live:
+        mine = self.read
+        return Live(lambda: abs(mine()))
 
     def __neg__(self) -> Live:
         mine = self.read
@@ -67,10 +76,21 @@ class Live:
             "value: give it to optimizer.step as it is, or run this part outside the captured step"
         )
 
-    __float__ = __int__ = __bool__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _frozen  # type: ignore[assignment]
+    __float__ = __int__ = __bool__ = __index__ = _frozen  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _frozen  # type: ignore[assignment]
+    __round__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _frozen
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"Live({self.read()!r})"
+
+
+def _together(f: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
+    """f of two numbers, of which one changes or both do."""
+    for number in (x, y):
+        if not isinstance(number, (int, float, Live, np.integer, np.floating)):
+            return NotImplemented
+    return Live(lambda: f(now(x), now(y)))
 
 
 def every_replay(f: Callable[[], float], undo: Callable[[], None] | None = None) -> Any:

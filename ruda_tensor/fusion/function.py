@@ -197,6 +197,10 @@ def _key(x: Any) -> tuple:
     """What a kernel depends on: -0.0 is not 0.0, and 1 is not True."""
     if isinstance(x, Tensor):
         return x._data.dtype, x._data.shape
+    if isinstance(x, tuple):
+        return type(x), *map(_key, x)
+    if isinstance(x, np.generic):
+        return type(x), x.tobytes()
     key = (type(x), x.hex() if isinstance(x, float) else x)
     hash(key)
     return key

@@ -37,7 +37,9 @@ class Recording:
                 self.values: Any = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
             self.cp.cuda.get_current_stream().synchronize()  # the zeros come before what other streams write
         self.host = ctypes.create_string_buffer(_SLOT * _MOST_SLOTS)
-        self.steps: list[tuple[Callable[[], None], Callable[[], None]]] = []  # ticks and the writing of slots; what undoes each
+        # Ticks, and the writing of slots, in their order, each with what takes it back.
+        self.steps: list[tuple[Callable[[], None], Callable[[], None] | None]] = []
+        self.undo: list[Callable[[], None]] = []  # what else takes back a capture that fails
         self.slots = 0
         self.watched: list[Callable[[], int]] = []  # looks at what the step changes: FINE, SHARED or GONE
         self.held: list[Any] = []  # what must live as long as the graph, such as the workspace of its products
@@ -67,6 +69,7 @@ class Recording:
                     raise
                 finally:
                     here.recording = None
+            self.undo.clear()
             self.nodes = _count_nodes(self.graph)
             self._ready = True
 
@@ -74,16 +77,21 @@ class Recording:
         """End a capture that failed: the stream is free again, and what counts replays stands where it was."""
         with contextlib.suppress(Exception):
             self.stream.end_capture()
+        for undo in reversed(self.undo):
+            undo()
+        self.undo.clear()
         self._take_back(len(self.steps))
 
-    def _take_back(self, done: int) -> None:
-        for _, undo in reversed(self.steps[:done]):
-            undo()
+    def _take_back(self, count: int) -> None:
+        """Take back the first steps, the last of them first."""
+        for _, undo in reversed(self.steps[:count]):
+            if undo is not None:
+                undo()
 
     def tick(self, f: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         """Call f now and before every later launch; `undo` takes one call back."""
         f()
-        self.steps.append((f, undo or _nothing))
+        self.steps.append((f, undo))
 
     def slot(self, layout: str, values: Callable[[], tuple]) -> Any:
         """Device memory, of bytes, that holds values() in a layout of the module struct at every launch."""
@@ -98,20 +106,24 @@ class Recording:
 
         self.slots += 1
         write()
-        self.steps.append((write, _nothing))
+        self.steps.append((write, None))
         return self.values[start : start + _SLOT]
 
     def launch(self) -> None:
-        """Run the graph in the current stream, with the numbers of now. Where saying them raises, nothing runs or counts."""
-        if self._ready:
+        """Run the graph in the current stream, with the numbers of now. Where it raises, nothing has moved on."""
+        done = len(self.steps) if self._ready else 0
+        try:
+            for step, _ in self.steps[done:]:
+                step()
+                done += 1
             self._ready = False
-        else:
-            for i, (step, _) in enumerate(self.steps):
-                try:
-                    step()
-                except BaseException:
-                    self._take_back(i)
-                    raise
+            self._start()
+        except BaseException:
+            self._ready = False
+            self._take_back(done)
+            raise
+
+    def _start(self) -> None:
         with backend.use_device(self.device):
             if self.slots:  # the driver copies so few bytes before it returns, so `host` is free at once
                 stream = self.cp.cuda.get_current_stream().ptr
@@ -139,10 +151,6 @@ class Recording:
         if self.graph is not None:
             backend.synchronize(self.device)
         self.graph, self.values, self.held, self.steps, self.watched = None, None, [], [], []
-
-
-def _nothing() -> None:
-    """What undoes a step that leaves nothing behind."""
 
 
 def _count_nodes(graph: Any) -> int:

@@ -10,7 +10,9 @@ from .. import backend
 from ..devices import Device
 from ..dtypes import FLOATING, as_dtype, promote_types, weak_result
 from ..kernels import copies
+from ..live import Live
 from ..operation import Primitive, apply
+from ..recording import CaptureError
 from ..tensor import Tensor
 
 
@@ -65,6 +67,11 @@ def as_tensor(x: Any, like: Tensor | None = None, name: str = "operation") -> Te
         if like is not None and isinstance(x, np.ndarray) and like.device.kind != "cpu":
             raise ValueError(f"{name}: a NumPy array cannot meet a tensor on {like.device}; rt.tensor(array, device=x.device)")
         return asarray(x, device=None if like is None else like.device)
+    if isinstance(x, Live):
+        raise CaptureError(
+            f"{name}: a number that changes from replay to replay goes to optimizer.step alone; what tensors meet is given to "
+            "the step as a 0-d tensor: graph.replay(..., rt.asarray(0.5))"
+        )
     raise TypeError(f"{name}: expected a tensor or a number, got {type(x).__name__}; rt.tensor(values) makes a tensor")
 
 

@@ -43,7 +43,7 @@ def add(x: Any, y: Any) -> Tensor:
 
 
 def subtract(x: Any, y: Any) -> Tensor:
-    """Return x - y elementwise, broadcasting.
+    """Return x - y elementwise, broadcasting. Errors: TypeError for two bools, whose difference is x ^ y.
 
     >>> import ruda_tensor as rt
     >>> rt.subtract(rt.tensor([1.0, 2.0], device=rt.Cpu()), 10.0).numpy()
@@ -51,6 +51,8 @@ def subtract(x: Any, y: Any) -> Tensor:
     """
     if not ready(x, y):
         x, y = pair(x, y, "subtract")
+    if isinstance(x, Tensor) and x._data.dtype is BOOL:
+        numeric(x, "subtract")
     return binary(_subtract, x, y)
 
 

@@ -44,6 +44,8 @@ def _stored_forward(xp: Any, x: Any, *, p: float, seed: int, offset: int) -> Any
     found = kernels.dropout(xp, x, p=p, seed=seed, offset=offset)
     if found is not None:
         return found
+    if not x.size:  # nothing is drawn, not even in a captured step
+        return xp.empty(x.shape, x.dtype)
     (wide,), dtype = widen([x])
     out = _forward(xp, wide, p=p, seed=seed, offset=offset)
     return out if dtype is None else round_to(out, dtype)

@@ -8,10 +8,12 @@ from .. import backend
 from ..devices import Device, default_device
 from ..kernels.blaslt import private_workspace
 from ..kernels.capture import Recording
-from ..live import Live
-from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing
+from ..live import Live, now
+from ..recording import FINE, GONE, SHARED, CaptureError, SharedWhileCapturing, refuse_while_capturing
 from ..tensor import Tensor
 from .graph import StaticGraph
+
+_ON_THE_TAPE = "StaticGraph: input {} is on the tape, and inputs are data; give x.detach()"
 
 
 class CapturedStep(StaticGraph):
@@ -37,8 +39,9 @@ class CapturedStep(StaticGraph):
         self._check(inputs)
         if not self._device.launches:
             return _detached(self._step(*inputs))
+        refuse_while_capturing("replaying a StaticGraph of a function", "call the function itself there")
         if not self._warm:
-            out = _detached(self._step(*inputs))
+            out = self._eager(inputs)
             self._warm = True
             return out
         if self._recording is None:
@@ -49,7 +52,8 @@ class CapturedStep(StaticGraph):
             if found == GONE:
                 raise RuntimeError(
                     "StaticGraph: the recorded step trains a model or an optimizer state that has been replaced since (by a "
-                    "record, a copy or an eager step); graph.run_eager(...) goes on with the present one and records again"
+                    "record, a copy, or an eager step beside a snapshot); graph.run_eager(...) goes on with the present one "
+                    "and records again"
                 )
             if found == SHARED:  # a snapshot: the eager step leaves it its memory
                 return self.run_eager(*inputs)
@@ -57,17 +61,27 @@ class CapturedStep(StaticGraph):
         assert self._recording is not None
         self._recording.launch()
         with self._device.guard():
-            return _mapped(self._outputs, self._copied)
+            return _mapped(self._outputs, self._copied, now)
 
     __call__ = replay
 
     def run_eager(self, *inputs: Any) -> Any:
         """Run one step without the recording, which the next `replay` makes anew."""
         self._check(inputs)
-        out = _detached(self._step(*inputs))
+        if self._device.launches:
+            refuse_while_capturing("running a StaticGraph of a function", "call the function itself there")
+        out = self._eager(inputs)
         self._forget()
         self._warm = True
         return out
+
+    def _eager(self, inputs: tuple[Any, ...]) -> Any:
+        """The results of the step, which share no memory with a model where a recording would change that in place."""
+        out = _detached(self._step(*inputs))
+        if not self._device.launches:
+            return out
+        with self._device.guard():
+            return _mapped(out, lambda x: Tensor._wrap(x._data.copy(), x.device))
 
     @property
     def info(self) -> dict[str, Any]:
@@ -98,6 +112,8 @@ class CapturedStep(StaticGraph):
                 continue
             if not isinstance(x, Tensor):
                 raise TypeError(f"StaticGraph: input {i} is a tensor, got {type(x).__name__}; rt.asarray(x, device=device)")
+            if x._node is not None:
+                raise TypeError(_ON_THE_TAPE.format(i))
             if (x.shape, x.dtype) != example or x.device != self._device:
                 shape, dtype = example
                 raise ValueError(
@@ -118,9 +134,7 @@ class CapturedStep(StaticGraph):
     def _copied(self, x: Tensor) -> Tensor:
         """A result of the recorded step in memory of its own."""
         assert self._recording is not None
-        out = self._device.xp.empty(x.shape, x.dtype)
-        self._recording.copy(out, x._data)
-        return Tensor._wrap(out, x.device)
+        return _copy(self._recording, x)
 
     def _record(self, inputs: tuple[Any, ...]) -> bool:
         """Record the step on these inputs, and run nothing; False where somebody sees what it would change in place."""
@@ -133,6 +147,8 @@ class CapturedStep(StaticGraph):
             with made.capturing(), private_workspace(self._device.xp) as workspace:
                 made.held.append(workspace)
                 out = _detached(self._step(*arguments))
+                if any(look() == SHARED for look in made.watched):  # perhaps by a result, such as a parameter
+                    out = _mapped(out, lambda x: _copy(made, x))
                 if any(look() == SHARED for look in made.watched):
                     raise SharedWhileCapturing("a snapshot holds what the step changes in place")
         except SharedWhileCapturing:
@@ -150,6 +166,12 @@ class CapturedStep(StaticGraph):
         return True
 
 
+def _copy(recording: Recording, x: Tensor) -> Tensor:
+    out = x.device.xp.empty(x.shape, x.dtype)
+    recording.copy(out, x._data)
+    return Tensor._wrap(out, x.device)
+
+
 def _live(cell: list[Any]) -> Live:
     return Live(lambda: cell[0])
 
@@ -164,7 +186,7 @@ def _check_examples(examples: tuple[Any, ...]) -> Device:
     for i, x in enumerate(examples):
         if isinstance(x, Tensor):
             if x._node is not None:
-                raise TypeError(f"StaticGraph: input {i} is on the tape, and inputs are data; give x.detach()")
+                raise TypeError(_ON_THE_TAPE.format(i))
             if device is not None and x.device != device:
                 raise ValueError(f"StaticGraph: input {i} is on {x.device}, another on {device}; x.to_device({device!r})")
             device = x.device
@@ -176,17 +198,21 @@ def _check_examples(examples: tuple[Any, ...]) -> Device:
     return default_device() if device is None else device
 
 
-def _mapped(tree: Any, f: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested tuples, lists and dicts with f of every tensor; other values as they are."""
+def _same(x: Any) -> Any:
+    return x
+
+
+def _mapped(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = _same) -> Any:
+    """The same nested tuples, lists and dicts with f of every tensor, and `other` of what is no such thing."""
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, dict):
-        return {key: _mapped(value, f) for key, value in tree.items()}
+        return {key: _mapped(value, f, other) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*[_mapped(value, f) for value in tree])
+        return type(tree)(*[_mapped(value, f, other) for value in tree])
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_mapped(value, f) for value in tree)
-    return tree
+        return type(tree)(_mapped(value, f, other) for value in tree)
+    return other(tree)
 
 
 def _detached(tree: Any) -> Any:

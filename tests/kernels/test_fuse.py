@@ -334,3 +334,14 @@ def test_any_expression_agrees_with_float64(text, shape, data, dtype):
         for a, e in zip(found, exact, strict=True):
             a, e = a.astype(rt.float64).numpy(), e.numpy()
             assert np.all(np.abs(a - e) <= 8 * UNIT[dtype] * (np.abs(e) + max(1.0, np.abs(e).max(initial=0.0)))), text
+
+
+def test_numbers_in_tuples_are_told_apart(place):
+    """1, 1.0 and True are equal, and so are 0.0 and -0.0, but what is computed with them is not."""
+    f = rt.fuse(lambda x, options: x * options[0][0])
+    ints, floats = rt.tensor([1, 2], device=place), rt.tensor([1.0, 2.0], device=place)
+    for number in (2, 2.0, True, 0.0, -0.0, np.float32(0.0), np.float32(-0.0), np.float32("nan")):
+        for x in (ints, floats):
+            for options in (((number,),), ((number, "more"), 3)):
+                got, expected = f(x, options), x * number
+                assert got.dtype == expected.dtype and got.numpy().tobytes() == expected.numpy().tobytes()

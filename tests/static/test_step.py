@@ -149,6 +149,8 @@ def test_inputs_unlike_the_examples_are_refused(device: Device) -> None:
         graph.replay(x, [1, 2])
     with pytest.raises(TypeError, match="tape"):
         StaticGraph(training.step, x.require_grad(), y)
+    with pytest.raises(TypeError, match="tape"):
+        graph.replay(x.require_grad(), y)
     with pytest.raises(TypeError, match="enclosing"):
         StaticGraph(training.step, training.model, x, y)
     assert training.schedule.calls == 0

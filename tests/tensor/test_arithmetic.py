@@ -186,6 +186,10 @@ def test_what_is_no_number_is_refused():
         rt.abs(rt.tensor([True], device=CPU))
     with pytest.raises(TypeError, match="negative: needs numbers"):
         -rt.tensor([True], device=CPU)
+    mask = rt.tensor([True], device=CPU)
+    for x, y in ((mask, mask), (mask, True), (True, mask)):
+        with pytest.raises(TypeError, match="subtract: needs numbers, got bool"):
+            rt.subtract(x, y)
 
 
 def test_numpy_arrays_on_either_side_give_tensors():
