@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #define HOST_SHIM 1
@@ -177,7 +178,11 @@ template <class... A> const char* launch(void (*kernel)(A...), const unsigned* s
     blockDim = {shape[2], shape[3], 1};
     const int count = blockDim.x * blockDim.y;
     if (count % 32 || count > 1024) return "a block is not whole warps, or too large";
-    for (int i = 0; i < count; ++i) if (!fibres[i].stack) fibres[i].stack = (char*)malloc(STACK);
+    // Given back at the end: hundreds of kernels, each a library of its own, would keep more than a process can be forked with.
+    const size_t bytes = count * STACK;
+    char* stacks = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) return "no memory for the stacks of a block";
+    for (int i = 0; i < count; ++i) fibres[i].stack = stacks + i * STACK;
     body = [](void* p) {
         const Data* d = (Data*)p;
         invoke(d->kernel, d->packed, d->packed, Types<A...>());
@@ -191,6 +196,7 @@ template <class... A> const char* launch(void (*kernel)(A...), const unsigned* s
             run_block(count);
         }
     free(shared);
+    munmap(stacks, bytes);
     return problem[0] ? problem : nullptr;
 }
 }  // namespace shim
