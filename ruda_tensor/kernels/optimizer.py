@@ -113,11 +113,6 @@ def takes(xp: Any, storage: np.dtype, gradient: np.dtype) -> bool:
     return gradient == storage or (real_of(storage) == FLOAT32 and (gradient in HALF or gradient == FLOAT32))
 
 
-def accepts(xp: Any, entry: Entry) -> bool:
-    """True where the kernel can update this parameter."""
-    return takes(xp, entry.p.dtype, entry.g.dtype) and fits(entry, real_of(entry.p.dtype))
-
-
 def fits(entry: Entry, real: np.dtype) -> bool:
     """True where all arrays are contiguous, and states and master in the dtype of computation."""
     p, g, master, states = entry
@@ -133,7 +128,7 @@ def update(
     xp: Any, shape: Shape, numbers: Numbers, entries: Sequence[Entry], *, scale: Any = 1.0, report: Any = None,
     max_norm: float | None = None, device_numbers: Any = None,
 ) -> None:  # fmt: skip
-    """Update all entries, which `accepts` took, by one launch per combination of dtypes (and 512 parameters).
+    """Update all entries, which `takes` and `fits` let in, by one launch per combination of dtypes (and 512 parameters).
 
     Gradients are multiplied by `scale` once they are unscaled: a number, or a 0-d array on the device.
     `report` (from `gradient_report`): a bad gradient skips the update, and a norm above `max_norm` scales all gradients

@@ -33,6 +33,11 @@ LAYOUTS = [
 ]
 
 
+def accepts(xp: Any, entry: optimizer.Entry) -> bool:
+    """Whether the kernel can update this parameter: what `ruda_optim.together` asks."""
+    return optimizer.takes(xp, entry.p.dtype, entry.g.dtype) and optimizer.fits(entry, real_of(entry.p.dtype))
+
+
 def shape_of(config: Any) -> optimizer.Shape:
     if isinstance(config, SgdConfig):
         return optimizer.Shape("sgd", bool(config.weight_decay), bool(config.momentum), config.nesterov)
@@ -62,7 +67,7 @@ def steps(xp: Any, rng: Any, name: str, layout: tuple, sizes: list[int], *, shif
         entries = [
             optimizer.Entry(p, put(xp, g, shift), m, s) for p, g, m, s in zip(mine, gradients, masters, kept)
         ]
-        assert all(optimizer.accepts(xp, entry) for entry in entries)
+        assert all(accepts(xp, entry) for entry in entries)
         optimizer.update(xp, shape, numbers_of(config, lr, time), entries)
         for i, g in enumerate(gradients):
             plain[i], states[i] = rule.step(np, lr, plain[i], g, states[i])

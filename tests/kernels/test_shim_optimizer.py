@@ -115,8 +115,8 @@ def test_the_hierarchy_has_a_fan_in_of_1024():
 
 def test_what_the_kernel_cannot_update_is_declined():
     p = np.ones((4, 4), np.float32)
-    assert optimizer.accepts(np, optimizer.Entry(p, p, None, []))
-    assert not optimizer.accepts(np, optimizer.Entry(p.T, p, None, []))
-    assert not optimizer.accepts(np, optimizer.Entry(p, p.astype(np.float64), None, []))
-    assert not optimizer.accepts(np, optimizer.Entry(p.astype(np.int32), p, None, []))
+    assert cases.accepts(np, optimizer.Entry(p, p, None, []))
+    assert not cases.accepts(np, optimizer.Entry(p.T, p, None, []))
+    assert not cases.accepts(np, optimizer.Entry(p, p.astype(np.float64), None, []))
+    assert not cases.accepts(np, optimizer.Entry(p.astype(np.int32), p, None, []))
 
