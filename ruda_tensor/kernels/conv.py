@@ -70,9 +70,9 @@ class _Shape:
         self.sizes = (self.c, self.h, self.w, self.u, self.v, *low)
 
     def fits(self) -> bool:
-        """True where one image has few enough numbers for the kernels' indices, and a window few enough taps."""
+        """True where there is something to do, and numbers of an image and taps of a window are few enough for the kernels."""
         taps = self.window.kernel[0] * self.window.kernel[1]
-        return taps <= _MOST_TAPS and max(self.most(), self.o * self.rows) <= LONGEST
+        return taps <= _MOST_TAPS and 0 < self.most() and max(self.most(), self.o * self.rows) <= LONGEST
 
     def most(self) -> int:
         """The most numbers that one image takes in any form."""

@@ -130,15 +130,14 @@ def attend(
                 continue
             _, s = _scores(xp, block, q, k, mask, scale, causal)
             top = xp.max(s, axis=-1, keepdims=True)
-            top[top == -math.inf] = 0  # a query that sees nothing: every exponential is then 0
+            xp.copyto(top, 0, where=top == -math.inf)  # a query that sees nothing: every exponential is then 0
             s -= top
             xp.exp(s, out=s)
             sums = xp.sum(s, axis=-1, keepdims=True)
             empty = sums == 0
-            sums[empty] = 1
+            xp.copyto(sums, 1, where=empty)
             logs = block.by_query(lse)
-            logs[...] = xp.log(sums) + top
-            logs[empty] = math.inf
+            logs[...] = xp.where(empty, math.inf, xp.log(sums) + top)
             if dropout is not None:
                 s = masked(xp, s, _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout))
                 sums *= 1 - dropout[0]

@@ -142,7 +142,7 @@ def _backward(
 
     blockwise(xp, x, body)
     if row.counted is not None:  # 0 also where an ignored row holds NaN
-        xp.moveaxis(target, 1, -1)[~xp.squeeze(row.counted, axis=1)] = 0
+        xp.copyto(target, 0, where=~row.counted)
     return out, None, None
 
 
