@@ -68,20 +68,18 @@ class _Shape:
         # Products read 16 bytes at a time where rows allow it: rows of 0 make the number of rows a multiple of 8.
         self.rows = ceil_div(self.k, 8) * 8 if groups == 1 and not self.bare else self.k
         self.sizes = (self.c, self.h, self.w, self.u, self.v, *low)
+        # Numbers of one image as columns, as an image, and as its result.
+        self.forms = (self.groups * self.rows * self.area, self.c * self.h * self.w, self.o * self.area)
 
     def fits(self) -> bool:
         """True where there is something to do, and numbers of an image and taps of a window are few enough for the kernels."""
         taps = self.window.kernel[0] * self.window.kernel[1]
-        return taps <= _MOST_TAPS and 0 < self.most() and max(self.most(), self.o * self.rows) <= LONGEST
-
-    def most(self) -> int:
-        """The most numbers that one image takes in any form."""
-        return max(self.groups * self.rows * self.area, self.c * self.h * self.w, self.o * self.area)
+        return taps <= _MOST_TAPS and 0 < min(self.forms) and max(*self.forms, self.o * self.rows) <= LONGEST
 
     def chunks(self, itemsize: int) -> Iterator[slice]:
         """Runs of images, about equally long, whose columns take a chunk of memory."""
         each = 1 if self.bare else self.groups * self.rows * self.area * itemsize
-        most = max(1, min(CHUNK // each, LONGEST // self.most()))
+        most = max(1, min(CHUNK // each, LONGEST // max(self.forms)))
         step = ceil_div(self.n, ceil_div(self.n, most))
         for start in range(0, self.n, step):
             yield slice(start, min(start + step, self.n))

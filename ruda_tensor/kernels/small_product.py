@@ -19,9 +19,14 @@ _CHUNKS = {16: 128, 32: 64}  # steps of k that are fetched together, by the side
 
 @functools.cache
 def _kernel(tile: int, x_dense: bool, y_dense: bool) -> Kernel:
-    signature = "P P P P i i i i i i i"
     defines = {"TILE": tile, "CHUNK": _CHUNKS[tile], "X_DENSE": int(x_dense), "Y_DENSE": int(y_dense)}
-    return Kernel("small_product.cu", "small_product", signature, defines)
+    return Kernel("small_product.cu", "small_product", "P P P P i i i i i i i", defines)
+
+
+@functools.cache
+def _backward(tile: int) -> Kernel:
+    defines = {"TILE": tile, "CHUNK": _CHUNKS[tile], "X_DENSE": 1, "Y_DENSE": 0}
+    return Kernel("small_product.cu", "small_linear_backward", "P P P P P P i i i i", defines)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -54,3 +59,39 @@ def product(xp: Any, x: Any, y: Any, bias: Any = None) -> Any:
     out = xp.empty(numbers[:2], FLOAT32)
     kernel(grid, (256, 1), x, y, bias, out, *numbers)
     return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_planned(m: int, k: int, n: int, needs: tuple[bool, bool, bool], count: int) -> tuple[Kernel, tuple, int]:
+    """The kernel, its grid, and how many blocks of it make dx."""
+    rows = k * needs[1] + needs[2]
+
+    def blocks(tile: int) -> tuple[int, int]:
+        first = ceil_div(m, tile) * ceil_div(k, tile) if needs[0] else 0
+        return first, first + ceil_div(rows, tile) * ceil_div(n, tile)
+
+    tile = 16 if blocks(32)[1] < count else 32
+    first, both = blocks(tile)
+    return _backward(tile), (both, 1), first
+
+
+def fits(m: int, k: int, n: int) -> bool:
+    """True where a layer of these sizes, x (m, k) and w (k, n), makes small products alone, forward and backward."""
+    return (
+        0 < min(m, k, n) and max(m, k, n) <= MOST_STEPS and max(m * n, m * k, k * n) <= MOST_NUMBERS
+        and m * k * n <= MOST_PRODUCTS
+    )  # fmt: skip
+
+
+def linear_backward(xp: Any, g: Any, x: Any, w: Any, needs: tuple[bool, bool, bool]) -> tuple | None:
+    """(g w^T, x^T g, column sums of g), None for what is not needed, in one launch; or None, as `product`.
+
+    x and w are in row-major order and `fits` takes their sizes. The sums over rows of g are those of a product with ones.
+    """
+    if not fused() or runtime(xp) is None or not (x.flags.c_contiguous and w.flags.c_contiguous):
+        return None
+    (m, k), n = x.shape, w.shape[1]
+    kernel, grid, first = _backward_planned(m, k, n, needs, processors(xp))
+    dx, dw, db = (xp.empty(s, FLOAT32) if need else None for s, need in zip(((m, k), (k, n), n), needs))
+    kernel(grid, (256, 1), g if g.flags.c_contiguous else xp.ascontiguousarray(g), x, w, dx, dw, db, m, k, n, first)
+    return dx, dw, db

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, promote_types
-from ..kernels import gemm, reductions
+from ..kernels import gemm, reductions, small_product
 from ..kernels.copies import converted
 from ..kernels.host.product import BIASED, LEAST
 from ..kernels.host.product import product as host_product
-from ..operation import Primitive, apply, binary, round_to
+from ..operation import Composite, Fused, Primitive, apply, binary, call, round_to
 from ..tensor import Tensor
 from ._common import as_tensor, cast, normalize_axes, normalize_axis
 from ._sums import total
@@ -180,6 +180,32 @@ _linear = Primitive(
 )
 
 
+def _small_expression(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return binary(_matmul, x, weight) if bias is None else apply(_linear, (x, weight, bias))
+
+
+def _small_forward(xp: Any, x: Any, weight: Any, bias: Any) -> Any:
+    return affine(xp, x, weight, bias)
+
+
+def _small_backward(xp: Any, g: Any, x: Any, weight: Any, *, needs: tuple) -> tuple:
+    dx = product(xp, g, weight.T) if needs[0] else None
+    dw = product(xp, x.T, g) if needs[1] else None
+    return dx, dw, _column_sums_forward(xp, g) if needs[2] else None
+
+
+# A layer too small to fill a GPU, in float32: its three derivatives take one launch.
+_small = Composite(
+    "linear", _small_expression, _small_forward, _small_backward, keeps="x weight", memory_bound=False,
+    fused=Fused("small_product.cu", small_product.product, small_product.linear_backward),
+)  # fmt: skip
+
+
+def _is_small(x: Tensor, weight: Tensor) -> bool:
+    a, w = x._data, weight._data
+    return x.device.launches and a.dtype is w.dtype is FLOAT32 and a.ndim == 2 and small_product.fits(*a.shape, w.shape[1])
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, /, *, residual: Tensor | None = None
 ) -> Tensor:
@@ -205,10 +231,12 @@ def linear(
         return _added(x, weight, bias, as_tensor(residual, x, "linear"))
     if bias is None:
         check_linear(x.shape, weight.shape, None)
-        return matmul(x, weight)
+        return call(_small, (x, weight, None)) if _is_small(x, weight) else matmul(x, weight)
     bias = as_tensor(bias, None, "linear")
     a, w, b = x._data, weight._data, bias._data
     check_linear(a.shape, w.shape, b.shape)
+    if b.dtype is FLOAT32 and _is_small(x, weight):
+        return call(_small, (x, weight, bias))
     if not a.dtype is w.dtype is b.dtype or a.dtype not in FLOATING:
         dtype = promote_types(promote_types(x.dtype, weight.dtype), bias.dtype)
         dtype = dtype if dtype in FLOATING else x.device.float_dtype

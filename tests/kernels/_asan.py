@@ -64,6 +64,9 @@ def products(xp: Any, rng: np.random.Generator) -> None:
         x, y, b = (xp.asarray(rng.standard_normal(shape).astype(np.float32)) for shape in ((m, k), (k, n), n))
         small_product.product(xp, x, y, b)
         small_product.product(xp, xp.asarray(x.T.copy()).T, y)
+        g = xp.ones((m, n), np.float32)
+        for needs in ((True, True, True), (False, True, False), (False, False, True)):
+            small_product.linear_backward(xp, g, x, y, needs)
     for case in (_attention.Case(1, 2, 1, 70, 33, 64, True), _attention.Case(1, 1, 1, 131, 131, 128, True, "packed")):
         _attention.check(xp, rng, BFLOAT16, case)
         if xp is not np and capability(xp) == 90:

@@ -148,6 +148,7 @@ def _flat(dtype, straight: bool) -> Iterator[tuple[str, Kernel]]:
         yield "cross_entropy_factor, float32", cross_entropy._reduce("cross_entropy_factor", dtype)
         yield "statistics_reduce", optimizer._reduce_kernel()
         for tile in (16, 32):
+            yield f"small_linear_backward, {tile}", small_product._backward(tile)
             for x_dense, y_dense in ((False, False), (True, False), (True, True)):
                 what = f"{'rows' if x_dense else 'columns'} by {'columns' if y_dense else 'rows'}"
                 yield f"small_product, {tile}, {what}", small_product._kernel(tile, x_dense, y_dense)
