@@ -53,31 +53,27 @@ __device__ __forceinline__ void multiply(const Shared& shared, int steps, int ro
 }
 
 // The tile of a b^T that begins at these rows of a and of b, by way of `shared`; put(row, column, sum) takes each number.
-// A block is often alone on its multiprocessor, so AHEAD chunks are on their way while one is multiplied.
-template <bool A_DENSE, bool B_DENSE, int AHEAD, class Put>
-__device__ __forceinline__ void tile(const Matrix& a, const Matrix& b, int first_row, int first_column, int k, Shared& shared, Put put) {
+// One chunk is on its way while another is multiplied; more at once are no faster.
+template <bool A_DENSE, bool B_DENSE, class Put>
+__device__ __forceinline__ void tile(
+    const Matrix& a, const Matrix& b, int first_row, int first_column, int k, Shared& shared, Put put
+) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane / 4 * ROWS, column = lane % 4 * COLUMNS;
     float sums[ROWS][COLUMNS] = {};
-    Fetch<A_DENSE> as[AHEAD];
-    Fetch<B_DENSE> bs[AHEAD];
-    UNROLL for (int i = 0; i < AHEAD; ++i) {
-        as[i].load(a, first_row, i * CHUNK, k);
-        bs[i].load(b, first_column, i * CHUNK, k);
-    }
-    for (int round = 0; round < k; round += AHEAD * CHUNK) {
-        UNROLL for (int i = 0; i < AHEAD; ++i) {
-            const int k0 = round + i * CHUNK, next = k0 + AHEAD * CHUNK;
-            if (k0 >= k) break;
-            as[i].put(shared.tiles[0]);
-            bs[i].put(shared.tiles[1]);
-            __syncthreads();
-            if (next < k) {
-                as[i].load(a, first_row, next, k);
-                bs[i].load(b, first_column, next, k);
-            }
-            multiply(shared, k - k0 < CHUNK ? k - k0 : CHUNK, row, column, sums);
-            __syncthreads();
+    Fetch<A_DENSE> as;
+    Fetch<B_DENSE> bs;
+    as.load(a, first_row, 0, k);
+    bs.load(b, first_column, 0, k);
+    for (int k0 = 0; k0 < k; k0 += CHUNK) {
+        as.put(shared.tiles[0]);
+        bs.put(shared.tiles[1]);
+        __syncthreads();
+        if (k0 + CHUNK < k) {
+            as.load(a, first_row, k0 + CHUNK, k);
+            bs.load(b, first_column, k0 + CHUNK, k);
         }
+        multiply(shared, k - k0 < CHUNK ? k - k0 : CHUNK, row, column, sums);
+        __syncthreads();
     }
     UNROLL for (int i = 0; i < ROWS; ++i)
         UNROLL for (int j = 0; j < COLUMNS; ++j) shared.sums[warp][(row + i) * TILE + column + j] = sums[i][j];
@@ -96,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_product(
 ) {
     __shared__ Shared shared;
     const Matrix a = {x, m, x_across, x_down, -1}, b = {y, n, y_across, y_down, -1};
-    tile<X_DENSE, Y_DENSE, 3>(a, b, blockIdx.y * TILE, blockIdx.x * TILE, k, shared, [=](int r, int c, float total) {
+    tile<X_DENSE, Y_DENSE>(a, b, blockIdx.y * TILE, blockIdx.x * TILE, k, shared, [=](int r, int c, float total) {
         if (r < m && c < n) out[(i64)r * n + c] = total + (bias ? bias[c] : 0.0f);
     });
 }
@@ -112,13 +108,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_linear_backward(
     if (at < 0) {
         const int wide = (k + TILE - 1) / TILE;
         const Matrix a = {g, m, n, 1, -1}, b = {w, k, n, 1, -1};
-        tile<true, true, 2>(a, b, block / wide * TILE, block % wide * TILE, n, shared, [=](int r, int c, float total) {
+        tile<true, true>(a, b, block / wide * TILE, block % wide * TILE, n, shared, [=](int r, int c, float total) {
             if (r < m && c < k) dx[(i64)r * k + c] = total;
         });
     } else {
         const int wide = (n + TILE - 1) / TILE;
         const Matrix a = {x, dw ? k : 0, 1, k, db ? (dw ? k : 0) : -1}, b = {g, n, 1, n, -1};
-        tile<false, false, 1>(a, b, at / wide * TILE, at % wide * TILE, m, shared, [=](int r, int c, float total) {
+        tile<false, false>(a, b, at / wide * TILE, at % wide * TILE, m, shared, [=](int r, int c, float total) {
             if (c >= n) return;
             if (r < a.size) dw[(i64)r * n + c] = total;
             else if (r == a.ones) db[c] = total;

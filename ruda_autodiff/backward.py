@@ -236,25 +236,31 @@ class Walk:
                 f"'{op.name}' was recorded for first derivatives only; record for second ones: "
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
+        if not device.guarded:
+            return self._pull_composite(node, g)
+        with device.guard():
+            return self._pull_composite(node, g)
+
+    def _pull_composite(self, node: Node, g: Tensor) -> list[Tensor | None]:
+        op, device = node.plan, g.device
         (kept, extras), static = node.kept
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
-        with device.entered():
-            result, fused = None, op.fused if device.launches else None
-            spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
-            if spend:
-                node.parents = node.kept = None  # consumed, also where what follows fails
-            arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
-            if fused is not None:
-                result = self.pull_onto(node, fused.backward, arrays, extras, needs, static, device) if fused.adds else None
-                if result is None:
-                    result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
-            elif op.fused is not None and op.fused.adds and node.dtype not in HALF:
-                result = self.pull_onto(node, op.backward, arrays, extras, needs, static, device)
+        result, fused = None, op.fused if device.launches else None
+        spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
+        if spend:
+            node.parents = node.kept = None  # consumed, also where what follows fails
+        arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
+        if fused is not None:
+            result = self.pull_onto(node, fused.backward, arrays, extras, needs, static, device) if fused.adds else None
             if result is None:
-                arrays, _ = widen(arrays)
-                result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
-            kind = device.array_type
-            return [None if r is None else _wrap(r if type(r) is kind else device.xp.asarray(r), device) for r in result]
+                result = fused.backward(device.xp, *arrays, *extras, needs=needs, **spend, **static)
+        elif op.fused is not None and op.fused.adds and node.dtype not in HALF:
+            result = self.pull_onto(node, op.backward, arrays, extras, needs, static, device)
+        if result is None:
+            arrays, _ = widen(arrays)
+            result = op.backward(device.xp, *arrays, *extras, needs=needs, **static)
+        kind = device.array_type
+        return [None if r is None else _wrap(r if type(r) is kind else device.xp.asarray(r), device) for r in result]
 
     def may_spend(self, op: Composite, kept: list, device: Any) -> dict[str, bool]:
         """{"spend": True} where nobody but this walk, which comes once, can see the kept array that a backward may reuse."""

@@ -14,18 +14,18 @@ from .launch import Kernel, runtime
 
 MOST_NUMBERS, MOST_STEPS, MOST_PRODUCTS = 1 << 18, 1 << 11, 1 << 24  # of the result, along k, and in all
 FARTHEST = 1 << 31  # elements that a 32-bit stride may lead to
-_CHUNKS = {16: 128, 32: 64}  # steps of k that are fetched together, by the side of a tile
+CHUNK = 64  # steps of k that are fetched together
 
 
 @functools.cache
 def _kernel(tile: int, x_dense: bool, y_dense: bool) -> Kernel:
-    defines = {"TILE": tile, "CHUNK": _CHUNKS[tile], "X_DENSE": int(x_dense), "Y_DENSE": int(y_dense)}
+    defines = {"TILE": tile, "CHUNK": CHUNK, "X_DENSE": int(x_dense), "Y_DENSE": int(y_dense)}
     return Kernel("small_product.cu", "small_product", "P P P P i i i i i i i", defines)
 
 
 @functools.cache
 def _backward(tile: int) -> Kernel:
-    defines = {"TILE": tile, "CHUNK": _CHUNKS[tile], "X_DENSE": 1, "Y_DENSE": 0}
+    defines = {"TILE": tile, "CHUNK": CHUNK, "X_DENSE": 1, "Y_DENSE": 0}
     return Kernel("small_product.cu", "small_linear_backward", "P P P P P P i i i i", defines)
 
 
@@ -92,6 +92,8 @@ def linear_backward(xp: Any, g: Any, x: Any, w: Any, needs: tuple[bool, bool, bo
         return None
     (m, k), n = x.shape, w.shape[1]
     kernel, grid, first = _backward_planned(m, k, n, needs, processors(xp))
-    dx, dw, db = (xp.empty(s, FLOAT32) if need else None for s, need in zip(((m, k), (k, n), n), needs))
+    dx = xp.empty((m, k), FLOAT32) if needs[0] else None
+    dw = xp.empty((k, n), FLOAT32) if needs[1] else None
+    db = xp.empty(n, FLOAT32) if needs[2] else None
     kernel(grid, (256, 1), g if g.flags.c_contiguous else xp.ascontiguousarray(g), x, w, dx, dw, db, m, k, n, first)
     return dx, dw, db

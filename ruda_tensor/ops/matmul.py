@@ -203,7 +203,9 @@ _small = Composite(
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
     a, w = x._data, weight._data
-    return x.device.launches and a.dtype is w.dtype is FLOAT32 and a.ndim == 2 and small_product.fits(*a.shape, w.shape[1])
+    if not x.device.launches or not a.dtype is w.dtype is FLOAT32 or a.ndim != 2:
+        return False
+    return small_product.fits(a.shape[0], a.shape[1], w.shape[1])
 
 
 def linear(
