@@ -116,7 +116,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
         mma_wait<0>();
         hold(s);
         hold(dk);
-        if (t > w.skip) leave(at.free((n - 1) % STAGES));
+        leave(at.free((n - 1) % STAGES), t > w.skip);
         weigh(s, w, at.lse(stage), t);
         pack_all<QUERIES / 2>(p, s);
         hold(p);
@@ -143,7 +143,7 @@ DEVICE void walk(float (&dk)[D / 2], float (&dv)[D / 2], const Meeting& w, Share
     mma_wait<0>();
     hold(dk);
     hold(dv);
-    if (w.skip < w.blocks) leave(at.free((n - 1) % STAGES));
+    leave(at.free((n - 1) % STAGES), w.skip < w.blocks);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_keys(

@@ -109,7 +109,7 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
         mma_wait<1>();
         hold(s);
         hold(dq);
-        if (t > w.skip) leave(at.free((n - 1) % STAGES));
+        leave(at.free((n - 1) % STAGES), t > w.skip);
         UNROLL for (int i = 0; i < KEYS / 2; ++i) s[i] = exp2_of(s[i] * w.c - rows.lse[(i >> 1) & 1]);
         if (t < w.clear)
             UNROLL for (int i = 0; i < KEYS / 2; ++i)
@@ -125,7 +125,7 @@ DEVICE void walk(float (&dq)[D / 2], const Rows& rows, const Walk& w, Shared at,
     }
     mma_wait<0>();
     hold(dq);
-    if (w.skip < w.steps) leave(at.free((n - 1) % STAGES));
+    leave(at.free((n - 1) % STAGES), w.skip < w.steps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_queries(

@@ -40,8 +40,12 @@ DEVICE void barrier_wait_full(u32 bar, int n, int stages) { barrier_wait(bar, n 
 DEVICE void barrier_wait_free(u32 bar, int n, int stages) {
     if (n >= stages) barrier_wait(bar, (n / stages - 1) & 1);
 }
-DEVICE void leave(u32 bar) {  // a warp needs no more of what the barrier guards
-    if ((threadIdx.x & 31) == 0) barrier_arrive(bar);
+// A warp needs no more of what the barrier guards; one lane says so for all. That the others have read it follows from the
+// products, which took what they read and were waited for; __syncwarp says it to the memory model and to tools as well, and
+// since the warp is together there, it becomes an instruction that does nothing.
+DEVICE void leave(u32 bar, bool now = true) {
+    __syncwarp();
+    if (now && (threadIdx.x & 31) == 0) barrier_arrive(bar);
 }
 
 // ---- copies by one thread. Rows and columns beyond the tensor arrive as zeros, and count as bytes.

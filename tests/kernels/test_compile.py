@@ -125,3 +125,16 @@ def test_halves_move_16_bytes_at_a_time(name, tmp_path):
     assert "st.global.v4" in entry and ".v4.u32" in entry
     narrow = re.findall(r"(?:ld|st)\.global[.\w]*u16", entry)
     assert narrow in ([], ["ld.global.nc.u16"]), "beyond the gradient of a scalar loss, nothing is read number by number"
+
+
+@pytest.mark.parametrize("kind", ["forward, causal", "queries, causal", "keys, causal"])
+def test_a_lane_says_for_its_warp_that_it_has_read_only_when_the_others_have(kind, tmp_path):
+    """No GPU is needed to see that; on one, compute-sanitizer's racecheck watches it (`_asan.py`)."""
+    name = next(name for name in dict(kernels()) if name.startswith(f"attention_hopper_{kind}, bfloat16 heads of 64"))
+    kernel = dict(kernels())[name]
+    source, text = tmp_path / "k.cu", tmp_path / "k.ptx"
+    source.write_text(program(kernel.source, kernel.defines))
+    subprocess.run([str(NVCC), HOPPER, "-ptx", "-std=c++17", "-o", str(text), str(source)], check=True, timeout=300)
+    steps = re.findall(r"bar\.warp\.sync|ld\.shared|try_wait|wgmma\.\w+|mbarrier\.arrive\.shared", text.read_text())
+    before = [earlier for earlier, step in zip(steps, steps[1:]) if step == "mbarrier.arrive.shared"]
+    assert len(before) >= 4 and set(before) == {"bar.warp.sync"}
