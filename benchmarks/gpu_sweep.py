@@ -93,6 +93,23 @@ def norms_family(cp: Any) -> Iterator[Trial]:
     yield from norm_trials(cp, FLOAT32, 4096, ([(4, 1), (2, 1)], (768, 1024), (0, 1, 2)), ([(2, 1), (1, 1)], (512, 1024), (1,)))
 
 
+def rms_trials(cp: Any, dtype: Any, n: int, plans: list[tuple[int, int]]) -> Iterator[Trial]:
+    vector, w = 16 // dtype.itemsize, random(cp, n, dtype)
+    count = sets_for(ROWS * n * dtype.itemsize)
+    xs = [random(cp, (ROWS, n), dtype) for _ in range(count)]
+    for stay in stays(n, vector, 1, plans, (768, 1024, 1280, 1536, 2048), (0, 1, 2, 3)):
+        install = functools.partial(setattr, norms, "norm_plan", lambda *_, stay=stay: stay)
+        kernel, name = norms._forward(dtype, dtype, stay, 1), f"rms_norm forward {n} {dtype}"
+        run = lambda i: norms.rms_forward(cp, xs[i], w, **STATIC)
+        yield Trial(name, describe(stay), install, run, 2 * xs[0].nbytes, (kernel,), count)
+
+
+def rms_family(cp: Any) -> Iterator[Trial]:
+    yield from rms_trials(cp, BFLOAT16, 768, [(3, 4), (1, 1)])
+    yield from rms_trials(cp, BFLOAT16, 4096, [(1, 1), (2, 1), (4, 1)])
+    yield from rms_trials(cp, FLOAT32, 4096, [(4, 1), (2, 1)])
+
+
 def columns_trials(cp: Any, dtype: Any, n: int) -> Iterator[Trial]:
     vector, b = 16 // dtype.itemsize, random(cp, n, dtype)
     count = sets_for(ROWS * n * dtype.itemsize)
@@ -207,7 +224,7 @@ def entropy_family(cp: Any) -> Iterator[Trial]:
 
 
 FAMILIES = {
-    "norms": norms_family, "columns": columns_family, "flat": flat_family, "optimizer": optimizer_family,
+    "norms": norms_family, "rms": rms_family, "columns": columns_family, "flat": flat_family, "optimizer": optimizer_family,
     "entropy": entropy_family,
 }  # fmt: skip
 

@@ -77,10 +77,8 @@ def _backward_planned(m: int, k: int, n: int, needs: tuple[bool, bool, bool], co
 
 def fits(m: int, k: int, n: int) -> bool:
     """True where a layer of these sizes, x (m, k) and w (k, n), makes small products alone, forward and backward."""
-    return (
-        0 < min(m, k, n) and max(m, k, n) <= MOST_STEPS and max(m * n, m * k, k * n) <= MOST_NUMBERS
-        and m * k * n <= MOST_PRODUCTS
-    )  # fmt: skip
+    small = 0 < min(m, k, n) and max(m, k, n) <= MOST_STEPS and m * k * n <= MOST_PRODUCTS
+    return small and max(m * k, m * n, k * n) <= MOST_NUMBERS
 
 
 def linear_backward(xp: Any, g: Any, x: Any, w: Any, needs: tuple[bool, bool, bool]) -> tuple | None:
