@@ -110,7 +110,7 @@ class Recording:
         return self.values[start : start + _SLOT]
 
     def launch(self) -> None:
-        """Run the graph in the current stream, with the numbers of now. Where it raises, nothing has moved on."""
+        """Run the graph in the device's current stream, with the numbers of now. Where it raises, nothing has moved on."""
         done = len(self.steps) if self._ready else 0
         try:
             for step, _ in self.steps[done:]:
@@ -124,14 +124,11 @@ class Recording:
             raise
 
     def _start(self) -> None:
-        with backend.use_device(self.device):
-            if self.slots:  # the driver copies so few bytes before it returns, so `host` is free at once
-                stream = self.cp.cuda.get_current_stream().ptr
-                size = _SLOT * self.slots
-                self.cp.cuda.runtime.memcpyAsync(
-                    self.values.data.ptr, ctypes.addressof(self.host), size, _HOST_TO_DEVICE, stream
-                )
-            self.graph.launch()
+        if self.slots:  # the driver copies so few bytes before it returns, so `host` is free at once
+            stream = self.cp.cuda.get_current_stream().ptr
+            size = _SLOT * self.slots
+            self.cp.cuda.runtime.memcpyAsync(self.values.data.ptr, ctypes.addressof(self.host), size, _HOST_TO_DEVICE, stream)
+        self.graph.launch()
 
     def copy(self, to: Any, array: Any) -> None:
         """Queue a copy of an array over another of its shape and dtype: by the driver alone where both are in row-major order."""

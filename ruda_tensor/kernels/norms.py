@@ -53,7 +53,7 @@ def _run_forward(
     rows, out = x.size // n, xp.empty(x.shape, x.dtype)
     total = None if other is None else xp.empty(x.shape, x.dtype)
     vector, width, weights = vector_of(xp, n, x, out, weight, bias, other, total), x.dtype.itemsize, _weights(x, weight, bias)
-    stay = norm_plan(n, vector, width, weights.itemsize > width, other is not None)
+    stay = norm_plan(n, vector, width, weights.itemsize > width, other is not None, bool(rms))
     mean, shift = (None, None) if rms else (xp.empty((rows, 1), real), xp.empty((rows, 1), real))
     scale = xp.empty((rows, 1), real)
     kernel = _forward(x.dtype, weights, stay, rms, int(other is not None))

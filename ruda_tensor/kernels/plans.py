@@ -89,7 +89,7 @@ def _stages(plan: Plan, arrays: int, width: int) -> int:
 
 
 @functools.cache
-def norm_plan(n: int, vector: int, width: int, wider: bool = False, add: bool = False) -> Stay:
+def norm_plan(n: int, vector: int, width: int, wider: bool = False, add: bool = False, rms: bool = False) -> Stay:
     """For the forward of a norm, which also holds a thread's weights and biases; numbers of `width` bytes.
 
     `wider`: the weights take more bytes than the numbers; `add`: of a sum of two arrays. Few resident threads leave each
@@ -104,6 +104,8 @@ def norm_plan(n: int, vector: int, width: int, wider: bool = False, add: bool = 
         if plan.rows > 1 or not plan.items:
             plan = row_plan(n, vector, 32)
         resident = 768
+        if rms and width == 2 and plan.items == 2 and not (wider or add):  # few sums: a thread holds one vector and the next
+            return Stay(row(n, vector, 1), 1536)
     if wider or add:
         resident = resident * 2 // 3
     resident = max(resident, plan.group * plan.rows)

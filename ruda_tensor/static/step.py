@@ -47,6 +47,7 @@ class CapturedStep(StaticGraph):
         if self._recording is None:
             if not self._record(inputs):
                 return self.run_eager(*inputs)
+            assert self._recording is not None
         else:
             found = max((look() for look in self._recording.watched), default=FINE)
             if found == GONE:
@@ -57,10 +58,9 @@ class CapturedStep(StaticGraph):
                 )
             if found == SHARED:  # a snapshot: the eager step leaves it its memory
                 return self.run_eager(*inputs)
+        with self._device.entered():  # once for all of it: entering costs as much as a launch
             self._load(inputs)
-        assert self._recording is not None
-        self._recording.launch()
-        with self._device.guard():
+            self._recording.launch()
             return _mapped(self._outputs, self._copied, now)
 
     __call__ = replay
@@ -122,14 +122,13 @@ class CapturedStep(StaticGraph):
                 )
 
     def _load(self, inputs: tuple[Any, ...]) -> None:
-        """Put inputs where the recorded step reads them."""
+        """Put inputs where the recorded step reads them, on the device."""
         assert self._recording is not None
-        with self._device.guard():
-            for buffer, x in zip(self._buffers, inputs):
-                if not isinstance(x, Tensor):
-                    buffer[0] = x
-                elif x._data is not buffer:
-                    self._recording.copy(buffer, x._data)
+        for buffer, x in zip(self._buffers, inputs):
+            if not isinstance(x, Tensor):
+                buffer[0] = x
+            elif x._data is not buffer:
+                self._recording.copy(buffer, x._data)
 
     def _copied(self, x: Tensor) -> Tensor:
         """A result of the recorded step in memory of its own."""
