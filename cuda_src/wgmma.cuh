@@ -41,8 +41,8 @@ DEVICE void barrier_wait_free(u32 bar, int n, int stages) {
     if (n >= stages) barrier_wait(bar, (n / stages - 1) & 1);
 }
 // A warp needs no more of what the barrier guards; one lane says so for all. That the others have read it follows from the
-// products, which took what they read and were waited for; __syncwarp says it to the memory model and to tools as well, and
-// since the warp is together there, it becomes an instruction that does nothing.
+// products, which took what they read and were waited for; __syncwarp says it to the memory model as well, and since the warp
+// is together there, it becomes an instruction that does nothing.
 DEVICE void leave(u32 bar, bool now = true) {
     __syncwarp();
     if (now && (threadIdx.x & 31) == 0) barrier_arrive(bar);
