@@ -168,7 +168,7 @@ def _dropout(xp: Any, x: Any, *, p: float, seed: Any, offset: int) -> Any:
 
 
 @contextlib.contextmanager
-def strict_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Strict]:
+def strict_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Such a GPU, with the few kernels that a plain body cannot do without."""
     monkeypatch.setattr(segments, "add_rows", _add_rows)
     monkeypatch.setattr(gemm.cublas, "multiply", _multiply)
