@@ -30,7 +30,7 @@ def _angles(length: int, size: int, theta: float) -> np.ndarray:
 
 def _shared(values: np.ndarray, dtype: Any, device: Any) -> rt.Tensor:
     """A table that other threads may find made, whose own streams do not wait for the copy to the device: it is over."""
-    table = rt.tensor(values, dtype=dtype, device=device)
+    table = rt.Tensor._wrap(device.constant(values.astype(dtype)), device)
     if not capturing():
         device.synchronize()
     return table

@@ -59,10 +59,6 @@ def _holds(values: Any, kind: type) -> bool:
     return isinstance(values, (list, tuple)) and any(isinstance(v, kind) or _holds(v, kind) for v in values)
 
 
-def _place(array: Any, device: Device) -> Tensor:
-    return Tensor._wrap(device.put(array), device)
-
-
 def tensor(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return a tensor that copies `values`: a number, nested lists, a NumPy or CuPy array, or a tensor.
 
@@ -84,7 +80,8 @@ def tensor(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
         with place.guard():
             return Tensor._wrap(values.astype(as_dtype(values.dtype if wanted is None else wanted), copy=True), place)
     place = resolve_device(device)
-    return _place(_host_array(values, wanted, place), place)
+    array = _host_array(values, wanted, place)
+    return Tensor._wrap(place.put(array) if scalar_of(values) is None else place.number(array), place)
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import backend
 from .dtypes import FLOAT32, INT32, as_dtype, is_floating, is_integer
-from .recording import refuse_while_capturing
+from .recording import constant, number, refuse_while_capturing
 
 _HERE = nullcontext()
 
@@ -64,6 +64,14 @@ class Device:
     def put(self, array: np.ndarray) -> Any:
         """Return a host array as an array of this device (itself on the CPU)."""
         return array
+
+    def number(self, array: np.ndarray) -> Any:
+        """Return a number, as a 0-d host array, as an array of this device, in a captured step too."""
+        return self.put(array)
+
+    def constant(self, array: np.ndarray) -> Any:
+        """Return a host array that follows from shapes and settings as one of this device, in a captured step too."""
+        return self.put(array)
 
     def synchronize(self) -> None:
         """Wait until all work queued on the device is done."""
@@ -120,9 +128,22 @@ class Cuda(Device):
         return backend.use_device(self.index)
 
     def put(self, array: np.ndarray) -> Any:
-        refuse_while_capturing("an array from the host", "make it before, or give it to the step as an input")
-        with self.guard():  # CuPy makes a 0-d array by filling, and loses the sign of -0.0: copy one element of one axis
-            return self.xp.asarray(array.reshape(1)).reshape(()) if array.ndim == 0 else self.xp.asarray(array)
+        refuse_while_capturing(
+            "an array or list from the host",
+            "its values would be the same at every replay; make it a tensor before the step, or give it to the step as an input",
+        )
+        if array.ndim == 0:
+            return self.number(array)
+        with self.guard():
+            return self.xp.asarray(array)
+
+    def number(self, array: np.ndarray) -> Any:
+        with self.guard():
+            return number(self.xp, array)
+
+    def constant(self, array: np.ndarray) -> Any:
+        with self.guard():
+            return constant(self.xp, array)
 
     def synchronize(self) -> None:
         backend.synchronize(self.index)

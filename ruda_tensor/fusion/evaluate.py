@@ -10,6 +10,7 @@ from ..dtypes import FLOAT32, HALF
 from ..ops._erf import erf_body, erfc_body
 from ..ops._numbers import sign_or_nan
 from ..ops._pointwise import pointwise
+from ..recording import number
 from .codegen import needed
 from .symbols import Symbol
 
@@ -32,7 +33,7 @@ def _value(xp: Any, s: Symbol, values: dict[int, Any], arrays: Mapping[int, Any]
         return arrays[s.value].astype(dtype, copy=False)
     if s.op in ("number", "given"):
         value = s.value if s.op == "number" else arrays[s.value]
-        return xp.asarray(np.asarray(value, dtype).reshape(1)).reshape(())
+        return number(xp, np.asarray(value, dtype))
     if s.op == "cast":
         return x[0].astype(dtype)
     if s.op == "spread":

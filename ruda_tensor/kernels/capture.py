@@ -32,6 +32,7 @@ class Recording:
         self.device = device
         with backend.use_device(device):
             self.stream = self.cp.cuda.Stream(non_blocking=True)
+            self.beside = self.cp.cuda.Stream(non_blocking=True)  # is never captured
             self.pool = self.cp.cuda.MemoryPool()
             with self.cp.cuda.using_allocator(self.pool.malloc):
                 self.values: Any = self.cp.zeros(_SLOT * _MOST_SLOTS, np.uint8)
@@ -108,6 +109,18 @@ class Recording:
         write()
         self.steps.append((write, None))
         return self.values[start : start + _SLOT]
+
+    def constant(self, array: np.ndarray) -> Any:
+        """A host array on the device, brought there beside the capture, which may copy nothing from the host; it stays.
+
+        Its memory is the common pool's, not the graph's, which would write to it again at every launch.
+        """
+        common = self.cp.get_default_memory_pool().malloc
+        with backend.use_device(self.device), self.beside, self.cp.cuda.using_allocator(common):
+            out = self.cp.asarray(array)
+            self.beside.synchronize()
+        self.held.append(out)
+        return out
 
     def launch(self) -> None:
         """Run the graph in the device's current stream, with the numbers of now. Where it raises, nothing has moved on."""

@@ -15,8 +15,7 @@ import numpy as np
 from ..dtypes import BOOL
 from ..kernels.gemm import multiply
 from ..kernels.host import attention
-from ..random import draws
-from .dropout import masked
+from .dropout import kept, masked
 
 HOST_BLOCK = 1 << 20  # of scores; a second such block, the keys and the values share the cache in backward
 DEVICE_BLOCK = 512 << 20
@@ -103,10 +102,10 @@ def _kept(xp: Any, block: _Block, shape: tuple, dropout: tuple[float, int, int])
     for head in range(1 if whole else block.group):
         first = ((batches[0] * h + heads[0] * block.group + head) * t + queries[0]) * n
         count = (batches[1] * heads[1] * block.group * t if whole else queries[1]) * n
-        words = draws.bernoulli(xp, (first % 4 + count,), 1 - p, seed, (offset + first // 4) % 2**64)
+        words = kept(xp, first % 4 + count, p, seed, (offset + first // 4) % 2**64)
         parts.append(words[first % 4 :])
-    kept = parts[0] if whole else xp.concatenate(parts)
-    return kept.reshape(batches[1], heads[1], block.group, queries[1], n)[..., block.keys]
+    found = parts[0] if whole else xp.concatenate(parts)
+    return found.reshape(batches[1], heads[1], block.group, queries[1], n)[..., block.keys]
 
 
 def _plain(mask: Any, dropout: Any) -> bool:
@@ -184,8 +183,8 @@ def attend_backward(
             ds = multiply(xp, incoming, block.by_key(v).swapaxes(-1, -2)).reshape(p.shape)
             used = p
             if dropout is not None:
-                kept = _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout)
-                ds, used = masked(xp, ds, kept), masked(xp, p, kept)
+                keeps = _kept(xp, block, (*q.shape[:3], k.shape[2]), dropout)
+                ds, used = masked(xp, ds, keeps), masked(xp, p, keeps)
                 ds *= 1 / (1 - dropout[0])
                 used *= 1 / (1 - dropout[0])
             if needs[2]:

@@ -50,7 +50,7 @@ def full_scalar(value: Any, dtype: np.dtype, device: Device) -> Tensor:
         if not info.min <= value <= info.max:
             raise OverflowError(f"{value} does not fit {dtype}; convert the tensor first: x.astype(rt.int64)")
     with np.errstate(over="ignore"):  # beyond the range of a float type is inf
-        return Tensor._wrap(device.put(np.asarray(value, dtype)), device)
+        return Tensor._wrap(device.number(np.asarray(value, dtype)), device)
 
 
 def as_tensor(x: Any, like: Tensor | None = None, name: str = "operation") -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from .. import backend
 from ..dtypes import BOOL, INT64, INTEGER, UINT64
 from ..kernels.ids import look
-from ..recording import capturing
+from ..recording import capturing, refuse_while_capturing
 from ..tensor import Tensor
 
 NOWHERE = -(2**63)  # the index, in a captured step, of what is no element: picking gives NaN, and nothing is added there
@@ -61,8 +61,20 @@ def nowhere(total: Any, device: Any, *indices: Any) -> Any:
     return total
 
 
+def _refuse_mask(device: Any, name: str) -> None:
+    """Raise in a captured step, whose shapes are fixed."""
+    if device.launches:
+        refuse_while_capturing(
+            f"{name} by a mask, which the host must read to know how much it picks,",
+            "rt.where(mask, x, other) keeps the shape; or find the places before the step, and give them as an input",
+        )
+
+
 def index_array(value: Any, device: Any, name: str) -> Any:
-    """Return indices or a mask, given as a tensor, an array or a list, as an array on `device`; not yet checked."""
+    """Return indices or a mask, given as a tensor, an array or a list, as an array on `device`; not yet checked.
+
+    In a captured step a list of numbers is one of its constants, as a slice is.
+    """
     if isinstance(value, Tensor):
         if value.device != device:
             place = f"indices on {value.device} for a tensor on {device}"
@@ -76,9 +88,11 @@ def index_array(value: Any, device: Any, name: str) -> Any:
         array = np.array(value)  # a copy: the caller may change an array of his own before backward
     except ValueError:
         raise TypeError(f"{name}: indices must form a rectangle of integers, got {value!r}") from None
-    if array.size == 0 and not isinstance(value, np.ndarray):
-        array = array.astype(INT64)
-    return device.xp.asarray(array)
+    if isinstance(value, np.ndarray):
+        if array.dtype == BOOL:
+            _refuse_mask(device, name)
+        return device.put(array)
+    return device.constant(array.astype(INT64) if array.size == 0 else array)
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ def _item(k: Any, device: Any, name: str) -> Any:
     if type(k) in PLAIN:
         return k
     if isinstance(k, (bool, np.bool_)):
-        return device.xp.asarray(np.asarray(k))
+        return device.number(np.asarray(k))
     if isinstance(k, (Tensor, np.ndarray, list, tuple, range)) or backend.is_cupy_array(k):
         array = index_array(k, device, name)
         if array.dtype not in INTEGER and array.dtype != BOOL:
@@ -158,13 +172,14 @@ def _selection(items: list, shape: tuple[int, ...], device: Any, name: str) -> S
             slices.append(k)
             axis += 1
         elif type(k) is int:
-            found.append((at, shape[axis], device.xp.asarray(np.asarray(k, INT64))))
+            found.append((at, shape[axis], device.number(np.asarray(k, INT64))))
             slices.append(slice(None))
             axis += 1
         elif k.dtype == BOOL:
             if k.shape != shape[axis : axis + k.ndim]:
                 axes = f"axes {axis} to {axis + k.ndim - 1} of {shape}"
                 raise IndexError(f"{name}: a mask of shape {k.shape} does not fit {axes}; the sizes must be equal")
+            _refuse_mask(device, name)
             if k.ndim == 0:  # a new axis of which one or no element is taken
                 found.append((at, 1, device.xp.zeros(1 if k else 0, INT64)))
                 slices.append(None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..dtypes import BOOL, FLOAT32, FLOATING, HALF, INTEGER, UNSIGNED, promote_types
 from ..operation import Primitive, apply, binary
+from ..recording import capturing
 from ..tensor import Tensor
 from . import transcendental
 from ._common import as_tensor, cast, floating, pair, ready, scalar_of
@@ -206,7 +207,8 @@ def pow(x: Any, y: Any, /) -> Tensor:
     d/dx = y x^(y-1), which is 0 for y = 0 even at x = 0; d/dy = x^y log x, and 0 where x <= 0. A Python exponent
     that is a whole number is raised by repeated multiplication: x**2 and x**4 cost one and two.
 
-    Errors: ValueError for integers to a negative power (checking a tensor of exponents on a GPU waits for it).
+    Errors: ValueError for integers to a negative power (checking a tensor of exponents on a GPU waits for it; in a
+    captured step nothing can wait, and the result there means nothing).
 
     >>> import ruda_tensor as rt
     >>> rt.pow(rt.tensor([-2.0, 3.0], device=rt.Cpu()), 3).numpy()
@@ -217,7 +219,8 @@ def pow(x: Any, y: Any, /) -> Tensor:
         return _power_of_number(x, number)
     x, y = pair(x, y, "pow")
     numeric(x, "pow")
-    if x.dtype in INTEGER and x.dtype not in UNSIGNED and bool((y._data < 0).any()):
+    looks = x.dtype in INTEGER and x.dtype not in UNSIGNED and not (x.device.launches and capturing())
+    if looks and bool((y._data < 0).any()):
         raise ValueError(_NEGATIVE_POWER)
     return apply(_power, (x, y))
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from ..dtypes import FLOAT64, INT64, INTEGER
 from ..operation import Composite, call
+from ..recording import capturing
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._numerics import share_forward, single
 from ._picking import add_rows
-from .arithmetic import add, divide, negative
+from .arithmetic import add, divide, multiply, negative
 from .compare import where
 from .cross_entropy import check_reduction
 from .index import take_along_axis
@@ -154,7 +155,8 @@ def ctc_loss(
     softmax minus posterior. The sums over paths are formed in float64; the result has the dtype of `log_probs`.
 
     Errors: ValueError for shapes and lengths that do not belong together, IndexError for a target that is no class or
-    is the blank, TypeError for targets or lengths that are not integers (reading them waits for a GPU).
+    is the blank, TypeError for targets or lengths that are not integers (reading them waits for a GPU; in a captured step
+    nothing can wait, and the loss and gradient of a row with such targets or lengths are NaN).
 
     Source: Graves et al., Connectionist Temporal Classification (2006).
 
@@ -165,8 +167,10 @@ def ctc_loss(
     """
     log_probs = floating(log_probs, "ctc_loss")
     check_reduction(reduction, "ctc_loss")
-    targets, frames, lengths = _checked(log_probs, targets, input_lengths, target_lengths, blank)
+    targets, frames, lengths, wrong = _checked(log_probs, targets, input_lengths, target_lengths, blank)
     losses = call(_ctc, (single(log_probs), targets, frames, lengths), {"blank": int(blank)})
+    if wrong is not None:
+        losses = multiply(losses, cast(where(wrong, math.nan, 1.0), losses.dtype))  # the gradient is NaN too
     if zero_infinity:
         losses = where(losses == math.inf, 0.0, losses)
     if reduction == "mean":
@@ -176,8 +180,13 @@ def ctc_loss(
     return cast(losses, log_probs.dtype)
 
 
-def _checked(log_probs: Tensor, targets: Any, frames: Any, lengths: Any, blank: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets and both lengths as int64, after checking shapes, dtypes, ranges and ids."""
+def _checked(
+    log_probs: Tensor, targets: Any, frames: Any, lengths: Any, blank: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The targets and both lengths as int64, after checking shapes, dtypes, ranges and ids.
+
+    In a captured step, where nobody can look at them, also which rows are wrong; what is wrong there is replaced.
+    """
     targets = _integers(targets, log_probs, "targets")
     if log_probs.ndim != 3 or targets.ndim != 2 or targets.shape[0] != log_probs.shape[1]:
         raise ValueError(
@@ -187,17 +196,21 @@ def _checked(log_probs: Tensor, targets: Any, frames: Any, lengths: Any, blank: 
     (most, n, classes), size = log_probs.shape, targets.shape[1]
     if isinstance(blank, bool) or not hasattr(blank, "__index__") or not 0 <= blank < classes:
         raise ValueError(f"ctc_loss: blank must be one of the classes 0 to {classes - 1}, got {blank!r}")
-    frames = _lengths(frames, n, most, log_probs, "input_lengths")
-    lengths = _lengths(lengths, n, size, log_probs, "target_lengths")
-    with log_probs.device.guard():
-        xp, ids = log_probs.device.xp, targets._data
+    frames, outside = _lengths(frames, n, most, log_probs, "input_lengths")
+    lengths, beyond = _lengths(lengths, n, size, log_probs, "target_lengths")
+    device = log_probs.device
+    with device.guard():
+        xp, ids = device.xp, targets._data
         wrong = ((ids < 0) | (ids >= classes) | (ids == blank)) & (xp.arange(size) < lengths._data[:, None])
+        if device.launches and capturing():
+            any_wrong = xp.any(wrong, axis=1) | outside | beyond
+            return Tensor._wrap(xp.where(wrong, blank, ids), device), frames, lengths, Tensor._wrap(any_wrong, device)
         if wrong.any():
             raise IndexError(
                 f"ctc_loss: the target {int(ids[wrong][0])} is no label: labels are 0 to {classes - 1} without the blank "
                 f"{int(blank)}; what is padding is said by target_lengths"
             )
-    return targets, frames, lengths
+    return targets, frames, lengths, None
 
 
 def _integers(values: Any, like: Tensor, name: str) -> Tensor:
@@ -207,15 +220,18 @@ def _integers(values: Any, like: Tensor, name: str) -> Tensor:
     return cast(values, INT64)
 
 
-def _lengths(values: Any, n: int, most: int, like: Tensor, name: str) -> Tensor:
-    """The lengths of n rows, each from 0 to `most`, which is what None means."""
-    with like.device.guard():
+def _lengths(values: Any, n: int, most: int, like: Tensor, name: str) -> tuple[Tensor, Any]:
+    """The lengths of n rows, each from 0 to `most`, which is what None means; and in a captured step which are not."""
+    device, xp = like.device, like.device.xp
+    with device.guard():
         if values is None:
-            return Tensor._wrap(like.device.xp.full((n,), most, INT64), like.device)
+            return Tensor._wrap(xp.full((n,), most, INT64), device), xp.zeros((n,), bool)
         lengths = _integers(values, like, name)
         if lengths.shape != (n,):
             raise ValueError(f"ctc_loss: {name} must have the shape ({n},), one for each row, got {lengths.shape}")
         outside = (lengths._data < 0) | (lengths._data > most)
+        if device.launches and capturing():
+            return Tensor._wrap(xp.where(outside, most, lengths._data), device), outside
         if outside.any():
             raise ValueError(f"ctc_loss: {name} must be from 0 to {most}, got {int(lengths._data[outside][0])}")
-    return lengths
+    return lengths, None

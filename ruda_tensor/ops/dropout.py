@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import random
+from ..dtypes import FLOAT16
 from ..kernels import pointwise as kernels
 from ..operation import Primitive, apply, round_to, widen
 from ..random import draws
@@ -33,6 +34,15 @@ def drop(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
     """Dropout with 0 < p < 1 by the mask that is named (seed, offset)."""
     op = _dropout_stored if x.device.launches else _dropout
     return apply(op, (x,), {"p": p, "seed": seed, "offset": offset})
+
+
+def kept(xp: Any, count: int, p: float, seed: Any, offset: int) -> Any:
+    """Which of `count` elements dropout keeps by the draw (seed, offset), as bools.
+
+    The kernel knows places that change from replay to replay, so what it leaves of ones is looked at.
+    """
+    left = kernels.dropout(xp, xp.ones(count, FLOAT16), p=p, seed=seed, offset=offset)
+    return draws.bernoulli(xp, (count,), 1 - p, seed, offset) if left is None else left != 0
 
 
 def _forward(xp: Any, x: Any, *, p: float, seed: int, offset: int) -> Any:

@@ -237,12 +237,41 @@ def _write(x: Tensor, y: Tensor, index: Any, axis: int, distinct: bool) -> Tenso
     """Return `x` with `y` written at `index` along `axis`; `y` has the axes of `index` in the place of `axis`."""
     y = reshape(y, (*x.shape[:axis], index.size, *x.shape[axis + 1 :]))
     index = index.reshape(-1)
+    if x.device.launches and capturing():
+        return _write_unseen(x, y, index, axis)
     with x.device.guard():
         kept = None if distinct else _last_of_each(x.device.xp, index)
         index = index if kept is None else index[kept]
     if kept is not None:
         y = apply(take_index, (y, _constant(kept, x)), {"axis": axis, "distinct": True})
     return apply(put_index, (x, y, _constant(index, x)), {"axis": axis})
+
+
+def _write_unseen(x: Tensor, y: Tensor, index: Any, axis: int) -> Tensor:
+    """`_write` where nobody can look at the indices: what is written over, or has no place, goes to a row more."""
+    from .join import pad
+
+    size, xp = x.shape[axis], x.device.xp
+    with x.device.guard():
+        order = xp.argsort(index, kind="stable")
+        ordered = index[order]
+        is_last, last = xp.empty(index.shape, bool), xp.ones(index.shape, bool)
+        last[:-1] = ordered[1:] != ordered[:-1]
+        is_last[order] = last
+        index = xp.where(is_last & (index >= 0), index, size)
+    longer = pad(x, [(0, int(a == axis)) for a in range(x.ndim)])
+    longer = apply(put_index, (longer, y, _constant(index, x)), {"axis": axis})
+    return getitem(longer, (slice(None),) * axis + (slice(0, size),))
+
+
+def _write_where(x: Tensor, key: Any, value: Tensor) -> Tensor | None:
+    """`slice_assign` of the same to all that one mask picks, which need not be found; None for other keys and values."""
+    if not isinstance(key, Tensor) or key.dtype != BOOL or key.shape != x.shape[: key.ndim] or value._node is not None:
+        return None
+    rest = x.shape[key.ndim :]
+    if value.ndim > len(rest):
+        return None
+    return where(reshape(key, key.shape + (1,) * len(rest)), _fit(value, rest, "slice_assign"), x)
 
 
 def slice_assign(x: Tensor, key: Any, value: Any, /) -> Tensor:
@@ -259,6 +288,10 @@ def slice_assign(x: Tensor, key: Any, value: Any, /) -> Tensor:
     """
     x = as_tensor(x, None, "slice_assign")
     value = _value(value, x, "slice_assign")
+    if x.device.launches and capturing():
+        found = _write_where(x, key, value)
+        if found is not None:
+            return found
     chosen = key if is_plain(key) else select(key, x.shape, x.device, "slice_assign")
     if not isinstance(chosen, Selection):
         try:

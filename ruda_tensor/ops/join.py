@@ -7,6 +7,7 @@ from typing import Any
 from ..creation import zeros
 from ..dtypes import promote_types, weak_result
 from ..operation import Primitive, Variadic, apply
+from ..recording import refuse_while_capturing
 from ..tensor import Tensor
 from ._common import as_tensor, cast, full_scalar, normalize_axis, scalar_of
 from .index import getitem, take
@@ -196,6 +197,11 @@ def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
         x, axis = reshape(x, (x.size,)), 0
     axis = normalize_axis(axis, x.ndim, "repeat")
     size = x.shape[axis]
+    if isinstance(repeats, Tensor) and repeats.device.launches:
+        refuse_while_capturing(
+            "repeat by a tensor of counts, whose sum is a size of the result,",
+            "give the counts as a list; or rt.take(x, i, axis=axis) with the places i, of a fixed number, as an input",
+        )
     counts = repeats.tolist() if hasattr(repeats, "tolist") else repeats
     if not hasattr(counts, "__index__") and not isinstance(counts, (list, tuple)):
         raise TypeError(f"repeat: repeats must be an integer or one per element, got {counts!r}; write repeats=2")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..creation import asarray
 from ..dtypes import BOOL, FLOATING, INT8, INT32, UINT8
 from ..kernels import pool as kernels
 from ..operation import Composite, Fused, Primitive, apply, call
+from ..recording import constant
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._numerics import single
@@ -282,7 +282,7 @@ def _averaged(x: Tensor, windows: list[tuple[int, tuple, int]], include: bool) -
     if (counts == counts.flat[0]).all():
         y = y / float(counts.flat[0])
     else:
-        y = y / asarray(counts.astype(y.dtype), device=x.device)
+        y = y / Tensor._wrap(x.device.constant(counts.astype(y.dtype)), x.device)
     return cast(y, x.dtype)
 
 
@@ -294,7 +294,7 @@ def _areas(xp: Any, dtype: Any, windows: tuple, counts: tuple, size: tuple, incl
     """How many numbers each window averages over."""
     rows, columns = (_covered(n, count, window, include) for n, count, window in zip(size, counts, windows))
     areas = np.multiply.outer(rows, columns)
-    return float(areas.flat[0]) if (areas == areas.flat[0]).all() else xp.asarray(areas.astype(dtype))
+    return float(areas.flat[0]) if (areas == areas.flat[0]).all() else constant(xp, areas.astype(dtype))
 
 
 def _avg2_forward(xp: Any, x: Any, *, windows: tuple, counts: tuple, size: tuple, include: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..operation import Primitive, apply
+from ..recording import constant
 from ..tensor import Tensor
 from ._common import as_tensor, cast, floating
 from ._numerics import single
@@ -122,9 +123,9 @@ def _resample_forward(xp: Any, x: Any, *, axis: int, table: tuple, back: tuple) 
     index, weight = table
     out = None
     for i, w in zip(index, weight):
-        term = x.take(xp.asarray(i), axis)
+        term = x.take(constant(xp, i), axis)
         if not (w == 1).all():
-            scale = xp.asarray(w.astype(x.dtype)).reshape((-1,) + (1,) * (x.ndim - axis - 1))
+            scale = constant(xp, w.astype(x.dtype)).reshape((-1,) + (1,) * (x.ndim - axis - 1))
             term = term * scale if w.all() else xp.where(scale != 0, term * scale, x.dtype.type(0))
         out = term if out is None else out + term
     return out

@@ -7,10 +7,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..dtypes import FLOAT32, HALF, INT64
+from ..recording import refuse_while_capturing
 from ..tensor import Tensor
 from ._common import as_tensor
 
 __all__ = ["nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"]
+
+
+def _refuse(x: Tensor, name: str, instead: str) -> None:
+    """Raise in a captured step, whose shapes are fixed."""
+    if x.device.launches:
+        refuse_while_capturing(f"{name}, whose result has a size that only the values know,", instead)
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
@@ -26,6 +33,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     x = as_tensor(x, None, "nonzero")
     if x.ndim == 0:
         raise ValueError("nonzero: a 0-d tensor has no axis to give positions along; write x != 0")
+    _refuse(x, "nonzero", "rt.where(x != 0, a, b) keeps the shape; or find the places before the step, and give them as an input")
     device = x.device
     with device.guard():
         found = device.xp.nonzero(_comparable(x._data) != 0)
@@ -69,6 +77,14 @@ def _unique(xp: Any, x: Any) -> tuple[Any, Any, Any, Any]:
     return x.reshape(-1)[order[starts]], order[starts], inverse.reshape(x.shape), counts
 
 
+def _distinct(x: Any, name: str) -> UniqueAll:
+    x = as_tensor(x, None, name)
+    _refuse(x, name, "find the values before the step, and give them as an input; rt.sort(x) keeps the shape")
+    device = x.device
+    with device.guard():
+        return UniqueAll(*(Tensor._wrap(part, device) for part in _unique(device.xp, x._data)))
+
+
 def _comparable(x: Any) -> Any:
     return x.astype(FLOAT32) if x.dtype in HALF else x
 
@@ -84,10 +100,7 @@ def unique_all(x: Tensor, /) -> UniqueAll:
     >>> [part.numpy().tolist() for part in found]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    x = as_tensor(x, None, "unique")
-    device = x.device
-    with device.guard():
-        return UniqueAll(*(Tensor._wrap(part, device) for part in _unique(device.xp, x._data)))
+    return _distinct(x, "unique_all")
 
 
 def unique_counts(x: Tensor, /) -> UniqueCounts:
@@ -97,7 +110,7 @@ def unique_counts(x: Tensor, /) -> UniqueCounts:
     >>> rt.unique_counts(rt.tensor([3, 1, 3], device=rt.Cpu())).counts.numpy()
     array([1, 2])
     """
-    found = unique_all(x)
+    found = _distinct(x, "unique_counts")
     return UniqueCounts(found.values, found.counts)
 
 
@@ -108,7 +121,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
     >>> rt.unique_inverse(rt.tensor([3, 1, 3], device=rt.Cpu())).inverse_indices.numpy()
     array([1, 0, 1])
     """
-    found = unique_all(x)
+    found = _distinct(x, "unique_inverse")
     return UniqueInverse(found.values, found.inverse_indices)
 
 
@@ -119,4 +132,4 @@ def unique_values(x: Tensor, /) -> Tensor:
     >>> rt.unique_values(rt.tensor([3, 1, 3], device=rt.Cpu())).numpy()
     array([1, 3], dtype=int32)
     """
-    return unique_all(x).values
+    return _distinct(x, "unique_values").values

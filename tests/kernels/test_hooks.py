@@ -12,6 +12,7 @@ from ruda_autodiff import GraphConsumed, HigherDerivativeUnsupported, record
 from ruda_autodiff.backward import backward
 from ruda_tensor.kernels.gate import use_fused
 from ruda_tensor.kernels.launch import HITS
+from ruda_tensor.ops.dropout import kept
 
 from ._hooks import CASES, inputs, launching, seed_of, widened
 
@@ -136,6 +137,17 @@ def test_dropout_has_the_mask_of_every_device(place, dtype):
     with use_fused(False):
         plain = rt.dropout(x, 0.3, training=True, seed=11)
     assert fused.astype(rt.float32).numpy().tobytes() == plain.astype(rt.float32).numpy().tobytes()
+
+
+@pytest.mark.parametrize("start", [0, 7, 2**64 - 3])
+def test_what_attention_keeps_is_the_draw_with_and_without_the_kernel(place, start):
+    with place.guard():
+        HITS.clear()
+        fused = kept(place.xp, 1001, 0.3, 11, start)
+        assert HITS["dropout"] == 1
+        with use_fused(False):
+            plain = kept(place.xp, 1001, 0.3, 11, start)
+    assert fused.dtype == plain.dtype == np.bool_ and fused.tobytes() == plain.tobytes() and 0 < int(fused.sum()) < 1001
 
 
 def test_relu_gives_nothing_where_it_is_off_whatever_the_gradient(place):

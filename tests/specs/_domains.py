@@ -1,10 +1,13 @@
 """Where rows of elementwise operations draw their inputs: the smooth parts of domains."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+import ruda_tensor as rt
 
 Make = Callable[[np.random.Generator], tuple]
 
@@ -62,3 +65,14 @@ def away(points: tuple[float, ...], *shape: int) -> Callable:
         return x
 
     return part
+
+
+def constant(values, like, dtype=None):
+    """A tensor of a row's own on the device of `like`, made once: a captured step finds it, as it finds its model."""
+    array = np.asarray(values)
+    return _made(array.tobytes(), array.dtype, array.shape, dtype, type(like.device), like.device)
+
+
+@functools.cache
+def _made(values, kind, shape, dtype, _, device):
+    return rt.tensor(np.frombuffer(values, kind).reshape(shape), dtype=dtype, device=device)

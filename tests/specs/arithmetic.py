@@ -5,7 +5,7 @@ import numpy as np
 
 import ruda_tensor as rt
 
-from ._domains import between, draws, integers, levels, signed, uniform
+from ._domains import between, constant, draws, integers, levels, signed, uniform
 from ._spec import Spec
 
 near = uniform(-2.0, 2.0, 3, 4)
@@ -65,7 +65,7 @@ POWERS = [
     Spec("pow", lambda x, y: x**y, draws(positive, near), np.power),
     Spec("pow", lambda x, y: rt.pow(x, y), draws(uniform(0.5, 2.0, 3, 1), row), np.power, tag="broadcast"),
     Spec(
-        "pow", lambda x: rt.pow(x, rt.tensor([2.0, 3.0, -1.0], dtype=x.dtype, device=x.device)),
+        "pow", lambda x: rt.pow(x, constant([2.0, 3.0, -1.0], x, x.dtype)),
         draws(signed(0.5, 2.0, 3)), lambda x: x ** np.array([2.0, 3.0, -1.0]), tag="negative base",
     ),
     Spec("pow", lambda x, y: x**y, draws(integers(-3, 4, 5), integers(0, 4, 5)), np.power, order=0, tag="integers"),

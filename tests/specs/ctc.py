@@ -33,17 +33,14 @@ def losses(log_probs, targets, frames, lengths, blank=0):
     return np.array(found)
 
 
-def ctc(x, **how):
-    place = {"device": x.device}
-    targets, frames, lengths = rt.tensor(TARGETS, **place), rt.tensor(FRAMES, **place), rt.tensor(LENGTHS, **place)
-    return rt.ctc_loss(x, targets, frames, lengths, **how)
+def padded(rng):
+    return *scores(rng), TARGETS, FRAMES, LENGTHS
 
 
 ROWS: list[Spec] = [
-    Spec("ctc_loss", lambda x: ctc(x), scores, lambda x: (losses(x, TARGETS, FRAMES, LENGTHS) / LENGTHS).mean()),
-    Spec("ctc_loss", lambda x: ctc(x, reduction="none"), scores, lambda x: losses(x, TARGETS, FRAMES, LENGTHS), tag="none"),
-    Spec("ctc_loss",
-         lambda x: rt.ctc_loss(x, rt.tensor([[0, 0], [1, 0]], device=x.device), blank=2, reduction="sum"),
-         lambda rng: (rng.standard_normal((5, 2, 3)),),
-         lambda x: losses(x, np.array([[0, 0], [1, 0]]), [5, 5], [2, 2], blank=2).sum(), tag="blank"),
+    Spec("ctc_loss", rt.ctc_loss, padded, lambda x, *ids: (losses(x, *ids) / LENGTHS).mean()),
+    Spec("ctc_loss", lambda x, *ids: rt.ctc_loss(x, *ids, reduction="none"), padded, losses, tag="none"),
+    Spec("ctc_loss", lambda x, targets: rt.ctc_loss(x, targets, blank=2, reduction="sum"),
+         lambda rng: (rng.standard_normal((5, 2, 3)), np.array([[0, 0], [1, 0]])),
+         lambda x, targets: losses(x, targets, [5, 5], [2, 2], blank=2).sum(), tag="blank"),
 ]  # fmt: skip

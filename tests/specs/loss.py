@@ -6,6 +6,7 @@ import scipy.special
 
 import ruda_tensor as rt
 
+from ._domains import constant
 from ._spec import Spec
 
 WEIGHT = np.array([1.0, 2.0, 0.5, 4.0])
@@ -75,7 +76,7 @@ def smooth(d, beta):
 
 
 def weighted(x, t):
-    return rt.cross_entropy(x, t, weight=rt.tensor(WEIGHT, device=x.device), label_smoothing=0.1)
+    return rt.cross_entropy(x, t, weight=constant(WEIGHT, x), label_smoothing=0.1)
 
 
 CROSS_ENTROPY = [
@@ -91,7 +92,7 @@ CROSS_ENTROPY = [
     Spec("cross_entropy", lambda x, q: rt.cross_entropy(x, q), probabilities,
          lambda x, q: -(q * scipy.special.log_softmax(x, axis=-1)).sum(-1).mean(), tag="probabilities"),
     Spec("cross_entropy", lambda x, q: rt.cross_entropy(
-             x, q, weight=rt.tensor(WEIGHT, device=x.device), label_smoothing=0.2, reduction="none"),
+             x, q, weight=constant(WEIGHT, x), label_smoothing=0.2, reduction="none"),
          probabilities,
          lambda x, q: -(WEIGHT * (0.8 * q + 0.05) * scipy.special.log_softmax(x, axis=-1)).sum(-1), tag="smooth"),
 ]  # fmt: skip
@@ -120,7 +121,7 @@ ERRORS = [
     Spec("binary_cross_entropy_with_logits", lambda x, t: rt.binary_cross_entropy_with_logits(x, t), free(3, 4),
          lambda x, t: binary_of_logits(x, t).mean()),
     Spec("binary_cross_entropy_with_logits", lambda x, t: rt.binary_cross_entropy_with_logits(
-             x, t, pos_weight=rt.tensor(WEIGHT, device=x.device), reduction="none"),
+             x, t, pos_weight=constant(WEIGHT, x), reduction="none"),
          free(3, 4), lambda x, t: binary_of_logits(x, t, WEIGHT), tag="pos_weight"),
     Spec("kl_div", lambda x, p: rt.kl_div(x, p), free(3, 4), lambda x, p: (p * (np.log(p) - x)).sum(-1).mean()),
     Spec("kl_div", lambda x, p: rt.kl_div(x, p, axis=0, reduction="none"), free(3, 2),

@@ -5,7 +5,7 @@ import numpy as np
 
 import ruda_tensor as rt
 
-from ._domains import draws, uniform
+from ._domains import constant, draws, uniform
 from ._spec import Spec
 
 ANGLES = np.linspace(-3.0, 3.0, 6).reshape(3, 2)  # of three positions and two pairs
@@ -13,7 +13,7 @@ ANGLES = np.linspace(-3.0, 3.0, 6).reshape(3, 2)  # of three positions and two p
 
 def call(x):
     dtype = rt.float64 if x.dtype == rt.float64 else rt.float32
-    return rt.rotary(x, *[rt.tensor(f(ANGLES), dtype=dtype, device=x.device) for f in (np.cos, np.sin)])
+    return rt.rotary(x, *[constant(f(ANGLES), x, dtype) for f in (np.cos, np.sin)])
 
 
 def reference(x):

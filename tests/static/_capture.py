@@ -46,13 +46,16 @@ class Graph:
 
 class Stream:
     ptr = 0
+    inside: list[Stream] = []  # which are current, the last of them now
+
     def __init__(self, non_blocking: bool = False) -> None:
+        self.capturing = False
         self.work: list[Callable[[], None]] = []
         self.held: list[Any] = []
         self.lasting: set[int] = set()
 
     def begin_capture(self, mode: int) -> None:
-        self.work, self.held = [], []
+        self.work, self.held, self.capturing = [], [], True
         known = gc.get_objects()  # asked by type: some objects answer isinstance with a warning
         self.lasting = {id(a) for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)}
         self.lasting |= {id(x.value._data) for x in known if type(x) is Buffer}
@@ -63,16 +66,18 @@ class Stream:
             self.held.append(array)
 
     def end_capture(self) -> Graph:
+        self.capturing = False
         return Graph(self.work, self.held)
 
     def synchronize(self) -> None:
         """What was launched has run."""
 
     def __enter__(self) -> Stream:
+        Stream.inside.append(self)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        """The stream before is current again."""
+        Stream.inside.pop()
 
 
 class CapturingRuntime(HostRuntime):
@@ -99,17 +104,51 @@ def _arrays(state: Any) -> Iterator[np.ndarray]:
             yield value
 
 
+class Pool:
+    """Memory whose pool can be told: `made` are the arrays that it gave."""
+
+    inside: list[Pool] = []
+
+    def __init__(self) -> None:
+        self.made: list[np.ndarray] = []
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        Pool.inside.append(self)
+        try:
+            yield
+        finally:
+            Pool.inside.pop()
+
+    def malloc(self, size: int) -> None:
+        """CuPy is told which pool by this method."""
+
+    def total_bytes(self) -> int:
+        return 0
+
+
+def _from_host(array: np.ndarray) -> np.ndarray:
+    """A copy in memory of the device, which no stream that is captured can make."""
+    if Stream.inside and Stream.inside[-1].capturing:
+        raise RuntimeError("the current stream is capturing, so synchronous API calls are disallowed")
+    Pool.inside[-1].made.append(array.copy().view(DeviceMemory))
+    return Pool.inside[-1].made[-1]
+
+
 def _fake_cupy() -> Any:
     def copied(to: int, source: int, size: int, kind: int, stream: int) -> None:
         ctypes.memmove(to, source, size)
 
-    idle = Stream()
+    idle, common = Stream(), Pool()
     cuda = SimpleNamespace(
-        Stream=Stream, MemoryPool=lambda: SimpleNamespace(malloc=None, total_bytes=lambda: 0),
-        using_allocator=lambda malloc: contextlib.nullcontext(), get_current_stream=lambda: idle,
+        Stream=Stream, MemoryPool=Pool, using_allocator=lambda malloc: malloc.__self__.current(),
+        get_current_stream=lambda: idle,
         runtime=SimpleNamespace(streamCaptureModeRelaxed=2, memcpyAsync=copied),
     )  # fmt: skip
-    return SimpleNamespace(cuda=cuda, zeros=lambda n, dtype: np.zeros(n, dtype).view(DeviceMemory), copyto=np.copyto)
+    return SimpleNamespace(
+        cuda=cuda, zeros=lambda n, dtype: np.zeros(n, dtype).view(DeviceMemory), copyto=np.copyto, asarray=_from_host,
+        get_default_memory_pool=lambda: common,
+    )  # fmt: skip
 
 
 def _copyto(to: np.ndarray, array: Any, real: Callable = np.copyto, **options: Any) -> None:

@@ -13,6 +13,7 @@ from ruda_optim import (
 )
 from ruda_optim.schedules import LrScheduler
 from ruda_tensor import StaticGraph
+from ruda_tensor.kernels.capture import Recording
 from ruda_tensor.recording import CaptureError
 
 from ._capture import recording_device
@@ -226,3 +227,19 @@ def test_inputs_of_all_kinds(place: Any) -> None:
         for x, y in zip(inputs, graph.replay(*inputs)):
             expected = rt.dropout(x, 0.5, training=True, seed=1)
             assert y.shape == expected.shape and y.numpy().tobytes() == expected.numpy().tobytes(), k
+
+
+def test_a_table_is_brought_beside_the_capture_and_stays(place: Any) -> None:
+    """In memory of the common pool: the graph's own is written to again at every launch."""
+    made = Recording(0)
+    with made.capturing():
+        with pytest.raises(RuntimeError, match="capturing"):
+            made.cp.asarray(np.arange(3))
+        table = made.constant(np.arange(3))
+        assert made.held[-1] is table and table.tolist() == [0, 1, 2]
+        with pytest.raises(RuntimeError, match="capturing"):  # the stream that is captured is current again
+            made.cp.asarray(np.arange(3))
+    assert made.cp.get_default_memory_pool().made == [table] and not made.pool.made
+    assert made.bytes >= table.nbytes
+    made.close()
+    assert made.held == []
