@@ -19,7 +19,7 @@ from .gate import CTYPES, LONGEST, aligned, ceil_div, contiguous, opened
 from .launch import Kernel
 
 THREADS = 256
-CHUNK = 256 << 20  # bytes of columns: small ones stay in the cache, but products of few images take a third longer
+CHUNK = 512 << 20  # bytes of columns: small ones stay in the cache, but products of few images take a third longer
 ACROSS = 1.0  # rows of columns per position from which a weight's gradient is added up over images by the product
 _MOST_TAPS = 64  # which the kernels write out
 

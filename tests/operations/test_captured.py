@@ -39,7 +39,8 @@ def test_a_captured_operation_has_the_bits_of_the_eager_one(row, dtype):
 
 def blend(x: rt.Tensor) -> rt.Tensor:
     """Numbers, a list as an index, tables of weights and places, and an assignment by a mask."""
-    y = rt.pad(rt.interpolate(rt.reshape(x, (1, 1, 4, 4)), size=(7, 5), mode="bicubic"), 1, mode="reflect")[0, 0, [2, 0, 5]]
+    y = rt.interpolate(rt.reshape(x, (1, 1, 4, 4)), size=(7, 5), mode="bicubic")
+    y = rt.pad(y, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")[0, 0, [2, 0, 5]]
     return rt.where(y > 0.1, y, -0.25) + rt.slice_assign(y, y < 0, 2.5)
 
 
