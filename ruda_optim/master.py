@@ -14,7 +14,7 @@ from .clipping import GradientClippingConfig, scaled
 from .groups import ParamGroup
 from .optimizer import Optimizer
 from .rules import Rule
-from .together import Parts, parts_of
+from .together import Parts, each_clipping, parts_of
 
 
 class Fp32MasterOptimizer:
@@ -103,9 +103,14 @@ class Fp32MasterOptimizer:
 
     def parts(self) -> Parts | None:
         """How the rule comes apart for the kernel that updates many parameters in one launch; None where it does not."""
-        own = self.clipping is None or self.clipping.kind == "global_norm"
-        inner = parts_of(self.inner) if own else None
-        return None if inner is None else inner._replace(inner="inner", master="master", unscale=self.gradient_scale)
+        inner = parts_of(self.inner)
+        if inner is None:
+            return None
+        clip = inner.clip if self.clipping is None else each_clipping(self)
+        alone = self.clipping is None or inner.clip is None  # or one of both clippings would be lost
+        if not alone or (clip is not None and self.gradient_scale != 1.0):
+            return None
+        return inner._replace(inner="inner", master="master", unscale=self.gradient_scale, clip=clip)
 
     def step(
         self, xp: Any, lr: float, p: Any, g: Any, state: dict[str, Any] | None, factor: Any = None

@@ -1,8 +1,8 @@
 """Sgd, Adam and AdamW on a GPU: one launch updates all parameters of a group, with the bits of the rule.
 
 The kernel reads gradients and writes parameters where they lie, so nothing is gathered in buckets. It unscales, clips
-the global norm and keeps float32 masters on the way; what it does not know (another rule, clipping of another kind,
-numbers beyond float32) is left to the rule itself.
+the global norm and keeps float32 masters on the way. Clipping of another kind is done to each gradient before; what the
+kernel does not know (another rule, numbers beyond float32) is left to the rule itself.
 """
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Parts(NamedTuple):
     """How a rule comes apart for the kernel.
 
     `rule` is the one inside, with its state under the name `inner` (None: the state itself) beside the float32 master
-    under the name `master`, where there is one. Gradients are divided by `unscale` and then multiplied by `scale`.
+    under the name `master`, where there is one. Gradients are divided by `unscale` and then multiplied by `scale`; or,
+    where both are 1, clipped one by one by `clip`.
     """
 
     rule: Any
@@ -49,6 +50,7 @@ class Parts(NamedTuple):
     master: str | None = None
     unscale: float = 1.0
     scale: float = 1.0
+    clip: Any = None
 
 
 def parts_of(rule: Any) -> Parts | None:
@@ -59,14 +61,14 @@ def parts_of(rule: Any) -> Parts | None:
     (AdamW, None)
     """
     if type(rule) in (Sgd, Adam, AdamW):
-        return None if _clips_each(rule) else Parts(rule)
+        return Parts(rule, clip=each_clipping(rule))
     parts = getattr(rule, "parts", None)
     return None if parts is None else parts()
 
 
-def _clips_each(rule: Any) -> bool:
-    """Whether gradients are clipped one by one: the optimizer sees to their global norm."""
-    return rule.clipping is not None and rule.clipping.kind != "global_norm"
+def each_clipping(rule: Any) -> Any:
+    """Return how gradients are clipped one by one, or None: the optimizer sees to their global norm."""
+    return None if rule.clipping is None or rule.clipping.kind == "global_norm" else rule.clipping
 
 
 def unscaled(inverse: float, clip: float) -> tuple[float, float] | None:
@@ -133,6 +135,8 @@ def update_together(
             _, _, numbers, members = batches[kind]
             if numbers is None:
                 continue
+            if part.clip is not None:
+                g = device.xp.asarray(part.clip.clip(device.xp, g.astype(real, copy=False)))
             g = g if g.flags.c_contiguous else device.xp.ascontiguousarray(g)
             inner, entry = _entry(part, p, g, state)
             if not fits(entry, real):
@@ -206,7 +210,7 @@ def check_capture(optimizer: Any, lr: float, places: list[Param], chosen: dict[s
         if part is None or not takes(p.device.xp, p.dtype, chosen[p.id].dtype):
             raise CaptureError(
                 f"step: the update by {rule!r} cannot be part of a captured step, which would freeze its numbers; Sgd, Adam and "
-                "AdamW can, also inside Fp32MasterOptimizer, with use_fused(True) and no clipping but the global norm's"
+                "AdamW can, also inside Fp32MasterOptimizer, with use_fused(True)"
             )
         if p.id not in optimizer.states or p.id in optimizer._places:
             raise CaptureError(

@@ -40,6 +40,8 @@ RULES: dict[str, Callable[[], Any]] = {
     "sgd": lambda: SgdConfig(momentum=0.9).init(),
     "adam": lambda: AdamConfig().init(),
     "adamw": lambda: AdamWConfig(weight_decay=0.1, grad_clipping=GradientClippingConfig.global_norm(0.5)).init(),
+    "by value": lambda: AdamConfig(grad_clipping=GradientClippingConfig.value(0.01)).init(),
+    "one by one": lambda: SgdConfig(momentum=0.9, grad_clipping=GradientClippingConfig.norm(0.1)).init(),
     "masters": lambda: Fp32MasterOptimizer(AdamWConfig().build()).init(),
 }
 

@@ -20,7 +20,7 @@ def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
     return len(a) == len(b) and all(x.tobytes() == y.tobytes() for x, y in zip(a, b))
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "masters"])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "by value", "one by one", "masters"])
 @pytest.mark.parametrize("options", [{}, {"p": 0.5}, {"norm": True}], ids=["plain", "dropout", "batch_norm"])
 def test_replays_have_the_bits_of_eager_steps(device: Device, rule: str, options: dict[str, Any]) -> None:
     count = 100 if rule == "adamw" else 12
