@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -52,17 +53,20 @@ class Stream:
         self.capturing = False
         self.work: list[Callable[[], None]] = []
         self.held: list[Any] = []
-        self.lasting: set[int] = set()
+        self.lasting: dict[int, weakref.ref[Any]] = {}  # weak, for a reference would look like a reader's
 
     def begin_capture(self, mode: int) -> None:
         self.work, self.held, self.capturing = [], [], True
         known = gc.get_objects()  # asked by type: some objects answer isinstance with a warning
-        self.lasting = {id(a) for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)}
-        self.lasting |= {id(x.value._data) for x in known if type(x) is Buffer}
+        arrays = [a for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)]
+        arrays += [x.value._data for x in known if type(x) is Buffer]
+        self.lasting = {id(a): weakref.ref(a) for a in arrays}
 
     def hold(self, array: Any) -> None:
         """Keep memory that a pool of CUDA's would keep; a parameter or a state must not seem to be shared."""
-        if id(array) not in self.lasting and not any(type(owner) is Param for owner in gc.get_referrers(array)):
+        known = self.lasting.get(id(array))
+        lasts = known is not None and known() is array  # not another one that has its place in memory since
+        if not lasts and not any(type(owner) is Param for owner in gc.get_referrers(array)):
             self.held.append(array)
 
     def end_capture(self) -> Graph:
