@@ -19,6 +19,7 @@ from .buckets import Bucket, Member, fill, is_small, kinds, own_array, own_state
 from .clipping import factors, total_norm
 from .gradients import GradientsParams, listed
 from .groups import Grouping, ParamGroup
+from .host import update_on_host
 from .rates import check_lr
 from .rules import Rule
 from .together import check_capture, first_state, norm_together, undo_consuming, update_together
@@ -156,7 +157,9 @@ class Optimizer:
                 launches = launches or p.device.launches
         if launches:
             new = update_together(self, lr, params, chosen, extra)
-            params = {key: p for key, p in params.items() if key not in new}
+        elif not extra:
+            new = update_on_host(self, lr, params, chosen)
+        params = {key: p for key, p in params.items() if key not in new} if new else params
         alone, buckets = self._sort(params, chosen)
         for p in alone:
             group, key = grouping.of(p.id), p.id

@@ -148,11 +148,16 @@ class Sgd(Rule):
 
     def compiled(self, lr: float, time: int, arrays: list[Any]) -> bool:
         """Update by update.c, unless a subclass has a kernel of its own."""
+        return type(self).kernel is Sgd.kernel and update("sgd", np, self.places(arrays), *self.constants(lr, time))
+
+    def places(self, arrays: list[Any]) -> list[Any]:
+        """The arrays that update.c takes: None for one that there is not."""
+        return arrays if self.config.momentum else [*arrays, None]
+
+    def constants(self, lr: float, time: int) -> tuple[np.ndarray, int]:
+        """The numbers and flags of update `time` as update.c takes them."""
         c = self.config
-        if type(self).kernel is not Sgd.kernel:
-            return False
-        constants = np.array([lr, c.weight_decay, c.momentum, 1.0 if time == 1 else 1.0 - c.dampening])
-        return update("sgd", np, arrays if c.momentum else (*arrays, None), constants, int(c.nesterov))
+        return np.array([lr, c.weight_decay, c.momentum, 1.0 if time == 1 else 1.0 - c.dampening]), int(c.nesterov)
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         c = self.config
@@ -212,10 +217,17 @@ class Adam(Rule):
 
     def at_once(self, lr: float, time: int, arrays: list[Any]) -> bool:
         """Update by update.c, if it is there."""
+        return update("adam", np, self.places(arrays), *self.constants(lr, time))
+
+    def places(self, arrays: list[Any]) -> list[Any]:
+        """The arrays that update.c takes: None for one that there is not."""
+        return arrays if self.config.amsgrad else [*arrays, None]
+
+    def constants(self, lr: float, time: int) -> tuple[np.ndarray, int]:
+        """The numbers and flags of update `time` as update.c takes them."""
         c, (rate, floor, shrink, coupled, cautious) = self.config, self._numbers(lr, time)
         b1, b2 = c.betas
-        constants = np.array([b1, 1.0 - b1, b2, 1.0 - b2, floor, rate, shrink, coupled])
-        return update("adam", np, arrays if c.amsgrad else (*arrays, None), constants, int(c.amsgrad) + 2 * int(cautious))
+        return np.array([b1, 1.0 - b1, b2, 1.0 - b2, floor, rate, shrink, coupled]), int(c.amsgrad) + 2 * int(cautious)
 
     def kernel(self, lr: float, time: int) -> Callable[..., None]:
         c, (rate, floor, shrink, coupled, cautious) = self.config, self._numbers(lr, time)

@@ -24,14 +24,16 @@ from ruda_optim import (
     SgdConfig,
 )  # fmt: skip
 from ruda_optim import buckets as room
+from ruda_optim import optimizer as optimizer_module
 from ruda_tensor.kernels.gate import use_fused
 
 from ._helpers import give, param
 
 
 @pytest.fixture(autouse=True)
-def no_kernels():
-    """Where a kernel updates all parameters there are no buckets; tests/kernels/test_together.py compares the two."""
+def no_kernels(monkeypatch):
+    """Where one call updates all parameters there are no buckets; test_host.py and kernels/test_together.py compare the two."""
+    monkeypatch.setattr(optimizer_module, "update_on_host", lambda *_: {})
     with use_fused(False):
         yield
 

@@ -40,6 +40,31 @@ def update(name: str, xp: Any, arrays: Sequence[Any], constants: Any, flags: int
     return True
 
 
+def available(largest: int) -> bool:
+    """Whether there are compiled updates, and for a parameter so large a reason to wait for the compiler."""
+    return (largest >= SMALL or loaded("update")) and function("update", "adam_float", KINDS["adam"]) is not None
+
+
+def update_all(name: str, entries: Sequence[Sequence[Any]], constants: Any, flags: int) -> None:
+    """Run a compiled update, which is `available`, over many such lists of arrays, of one dtype and all contiguous, at once."""
+    p = entries[0][0]
+    places = np.array([[address(a) for a in arrays] for arrays in entries])
+    count = places.shape[1]
+    table, which = _layout(tuple([arrays[0].size for arrays in entries]), p.itemsize, tuple([a is not None for a in entries[0]]))
+    parts = table.copy()
+    parts[:, :count] += places[which]
+    parts[:, count + 1] = address(constants)
+    parts[:, count + 2] = flags
+    share(function("update", f"{name}_{SUFFIX[p.dtype]}", KINDS[name]), parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(sizes: tuple[int, ...], itemsize: int, present: tuple[bool, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of all arrays one after the other, and whose each part is."""
+    parts = [_parts(size, itemsize, present) for size in sizes]
+    return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+
 @functools.lru_cache(maxsize=1024)
 def _parts(size: int, itemsize: int, present: tuple[bool, ...]) -> np.ndarray:
     """How far on each block begins in the arrays that there are, and how many numbers it has, as rows for `share`."""
