@@ -9,7 +9,7 @@ import numpy as np
 from . import backend
 from .devices import Cpu, Cuda, Device, resolve_device
 from .dtypes import ALL, BFLOAT16, BOOL, as_dtype, weak_result
-from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, scalar_of
+from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, value_of
 from .ranges import arange, diag, eye, linspace, meshgrid, tril, triu
 from .tensor import Tensor
 
@@ -114,9 +114,9 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     >>> rt.full((2,), 7, device=rt.Cpu()).numpy()
     array([7, 7], dtype=int32)
     """
-    place, value = resolve_device(device), scalar_of(fill_value)
-    if isinstance(fill_value, Tensor) and fill_value.ndim == 0:
-        value, dtype = fill_value.item(), fill_value.dtype if dtype is None else dtype
+    place, value = resolve_device(device), value_of(fill_value, "full")
+    if isinstance(fill_value, Tensor) and dtype is None:
+        dtype = fill_value.dtype
     if value is None:
         raise TypeError(f"full: the fill value must be a number, got {type(fill_value).__name__}")
     kind = weak_result(BOOL, value, place.float_dtype, place.int_dtype)

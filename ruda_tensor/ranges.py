@@ -7,7 +7,7 @@ from typing import Any
 from .devices import resolve_device
 from .dtypes import FLOAT64, FLOATING, INT64, UINT64
 from .operation import Primitive, apply
-from .ops._common import as_tensor, full_scalar, resolve_dtype, scalar_of
+from .ops._common import as_tensor, full_scalar, resolve_dtype, value_of
 from .ops._select import keep
 from .ops.shape import broadcast_to, reshape
 from .tensor import Tensor
@@ -16,7 +16,7 @@ __all__ = ["arange", "diag", "eye", "linspace", "meshgrid", "tril", "triu"]
 
 
 def _number(value: Any, name: str) -> Any:
-    found = value.item() if isinstance(value, Tensor) and value.ndim == 0 else scalar_of(value)
+    found = value_of(value, name)
     if found is None or isinstance(found, bool):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     return found

@@ -53,6 +53,33 @@ def full_scalar(value: Any, dtype: np.dtype, device: Device) -> Tensor:
         return Tensor._wrap(device.put(np.asarray(value, dtype)), device)
 
 
+def value_of(x: Any, name: str) -> Any:
+    """The Python number of a number or of a 0-d tensor, None for anything else.
+
+    A tracked tensor is refused where operations are recorded, since its gradient would be lost unseen.
+    """
+    if not isinstance(x, Tensor) or x.ndim:
+        return scalar_of(x)
+    from ..fusion.trace import recording
+
+    if x.is_require_grad() and recording():
+        raise TypeError(
+            f"{name}: takes numbers, and {x!r} would lose its gradient; x.item() gives its value alone, and "
+            "rt.broadcast_to(x, shape) spreads it, differentiable"
+        )
+    return x.item()
+
+
+def setting(value: Any, name: str, what: str) -> float:
+    """A number that an operation takes as a constant: a tensor is refused, since its gradient would be lost unseen."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name}: {what} is a constant number, got {value!r}; where no gradient is wanted: {what}=x.item()")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {what} must be a number, got {value!r}") from None
+
+
 def as_tensor(x: Any, like: Tensor | None = None, name: str = "operation") -> Tensor:
     """Return `x` as a tensor: itself, or a NumPy array or list on the device of `like` (weak numbers take its dtype)."""
     if isinstance(x, Tensor):

@@ -15,7 +15,7 @@ from ..dtypes import FLOAT32, HALF
 from ..fusion.function import fuse
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair
+from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair, setting
 from ._numerics import safe_divide, single
 from .activation import sigmoid, softplus
 from .arithmetic import abs as magnitude
@@ -139,9 +139,10 @@ def smooth_l1(prediction: Tensor, target: Any, /, *, beta: float = 1.0, reductio
     >>> rt.smooth_l1(rt.tensor([0.5, 3.0], device=rt.Cpu()), 0.0, reduction="none").numpy()
     array([0.125, 2.5  ], dtype=float32)
     """
+    beta = setting(beta, "smooth_l1", "beta")
     if not 0 <= beta < math.inf:
         raise ValueError(f"smooth_l1: beta must be a finite number >= 0, got {beta!r}; beta=0 gives the absolute error")
-    return _pointwise("smooth_l1", _smooth_errors, prediction, target, reduction, float(beta))
+    return _pointwise("smooth_l1", _smooth_errors, prediction, target, reduction, beta)
 
 
 @fuse
@@ -160,9 +161,10 @@ def huber(prediction: Tensor, target: Any, /, *, delta: float = 1.0, reduction: 
     >>> rt.huber(rt.tensor([0.5, 3.0], device=rt.Cpu()), 0.0, delta=2.0, reduction="none").numpy()
     array([0.125, 4.   ], dtype=float32)
     """
+    delta = setting(delta, "huber", "delta")
     if not 0 < delta < math.inf:
         raise ValueError(f"huber: delta must be a finite number > 0, got {delta!r}; rt.mae gives the absolute error")
-    return _pointwise("huber", _huber_errors, prediction, target, reduction, float(delta))
+    return _pointwise("huber", _huber_errors, prediction, target, reduction, delta)
 
 
 def _binary_forward(xp: Any, x: Any, y: Any, positive: Any) -> Any:
