@@ -175,6 +175,14 @@ class Tensor(Methods):
 
         return describe(self)
 
+    def __format__(self, spec: str) -> str:
+        """A number's own format for a 0-d tensor, as in f"{loss:.4f}"; more elements have none but the plain one."""
+        if not spec:
+            return repr(self)
+        if self.ndim:
+            raise TypeError(f"format: a tensor of shape {self.shape} is no number to format by {spec!r}; pick one: x[0]")
+        return format(self.item(), spec)
+
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
             raise ValueError(f"array API version {api_version!r} is not known here; the newest is '2024.12'")

@@ -16,7 +16,7 @@ from ..kernels.ids import look
 from ..operation import Composite, Fused, call
 from ..recording import capturing
 from ..tensor import Tensor
-from ._common import as_tensor, cast, floating, normalize_axis, setting
+from ._common import as_tensor, cast, floating, integer, normalize_axis, setting
 from ._numerics import single, weigh
 from .arithmetic import add, multiply, negative
 from .reduce import mean
@@ -236,7 +236,7 @@ def cross_entropy(
                 "class ids must be integers: targets.astype(rt.int64)"
             )
         return _from_probabilities(logits, targets, weight, axis, label_smoothing, reduction)
-    ids, ignore = _checked_ids(logits, targets, axis, ignore_index)
+    ids, ignore = _checked_ids(logits, targets, axis, integer(ignore_index, "cross_entropy", "ignore_index"))
     static = {"axis": axis, "ignore": ignore, "smoothing": label_smoothing, "reduction": reduction}
     return call(_cross_entropy, (logits, ids, weight), static)
 

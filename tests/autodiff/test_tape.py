@@ -1,7 +1,6 @@
 """The tape: accumulation, consumption, depth, lifetime, modes. Ids are those of the project's case list."""
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import subprocess
@@ -201,28 +200,6 @@ def test_TAPE_10_a_generator_has_no_grad_only_while_it_runs():
     for inside in produce():
         seen.append((inside, is_recording()))
     assert seen == [(False, True), (False, True)]
-
-
-def test_TAPE_10_a_coroutine_has_no_grad_only_while_it_runs():
-    @no_grad()
-    async def load(seen):
-        seen.append(is_recording())
-        await asyncio.sleep(0)
-        seen.append(is_recording())
-        return "loaded"
-
-    async def main():
-        seen, own = [], []
-        task = asyncio.gather(load(seen), load(seen))
-        while not task.done():
-            own.append(is_recording())
-            await asyncio.sleep(0)
-        return seen, own, task.result()
-
-    seen, own, found = asyncio.run(main())
-    assert seen == [False] * 4 and own and all(own) and found == ["loaded", "loaded"]
-    with pytest.raises(TypeError, match="decorates functions, not a class"):
-        no_grad()(type("Model", (), {}))
 
 
 def test_TAPE_10_modes_come_back_after_an_exception():

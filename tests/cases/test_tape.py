@@ -1,6 +1,7 @@
 """Neighbours of the tape cases: custom operations and checkpoints in the places of built-in ones."""
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
 import weakref
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import ruda_tensor as rt
-from ruda_autodiff import Autodiff, checkpoint, custom_gradient, grad, hessian, no_grad, value_and_grad, vjp
+from ruda_autodiff import Autodiff, checkpoint, custom_gradient, grad, hessian, is_recording, no_grad, value_and_grad, vjp
 from tests.tensor._helpers import close
 
 
@@ -128,6 +129,28 @@ def test_TAPE_08_operations_with_several_results_can_be_walked_twice(device):
     assert first == y.backward()[x].tolist() == [4, 8]
     with pytest.raises(RuntimeError, match="retain_graph"):
         y.backward()
+
+
+def test_TAPE_10_a_coroutine_has_no_grad_only_while_it_runs():
+    @no_grad()
+    async def load(seen):
+        seen.append(is_recording())
+        await asyncio.sleep(0)
+        seen.append(is_recording())
+        return "loaded"
+
+    async def main():
+        seen, own = [], []
+        task = asyncio.gather(load(seen), load(seen))
+        while not task.done():
+            own.append(is_recording())
+            await asyncio.sleep(0)
+        return seen, own, task.result()
+
+    seen, own, found = asyncio.run(main())
+    assert seen == [False] * 4 and own and all(own) and found == ["loaded", "loaded"]
+    with pytest.raises(TypeError, match="decorates functions, not a class"):
+        no_grad()(type("Model", (), {}))
 
 
 SETTINGS = {
