@@ -255,7 +255,8 @@ def _mish_forward(xp: Any, x: Any) -> Any:
 
 
 def _mish_slope(x: Tensor) -> Tensor:
-    e = exp(clip(x, None, 20.0))
+    x = clip(x, None, 20.0)  # in both places: what is left of the second term there, 2e-17, must not meet a huge x
+    e = exp(x)
     n = e * (e + 2.0)
     r = 1.0 / (n + 2.0)
     return n * r + x * (e * (e + 1.0) * 4.0 * r * r)
