@@ -15,7 +15,7 @@ from ..dtypes import FLOAT32, HALF
 from ..fusion.function import fuse
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair, setting
+from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair, scalar_of, setting
 from ._numerics import safe_divide, single
 from .activation import sigmoid, softplus
 from .arithmetic import abs as magnitude
@@ -32,7 +32,11 @@ __all__ = [
 
 def _operands(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
     """A prediction and a target of one float dtype and one shape; a number is a target for every element."""
-    x, y = pair(floating(x, name), y, name)
+    x = floating(x, name)
+    number = None if isinstance(y, Tensor) else scalar_of(y)
+    if number is not None:
+        return x, as_tensor(number, single(x), name)  # not rounded to a half type, since it is met in float32
+    x, y = pair(x, y, name)
     if x.shape != y.shape and y.ndim:
         raise ValueError(
             f"{name}: prediction and target must have one shape, got {x.shape} and {y.shape}; "

@@ -274,6 +274,7 @@ def diff(x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Any = None, appen
         from .join import concat
 
         x = concat(parts, axis=axis)
+    dtype, x = x.dtype, single(x) if n > 1 else x
     for _ in range(min(n, x.shape[axis])):  # then nothing is left
         x = subtract(x[along(axis, 1, None)], x[along(axis, None, -1)])
-    return x
+    return cast(x, dtype)

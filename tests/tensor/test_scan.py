@@ -109,3 +109,10 @@ def test_scans_of_views_equal_scans_of_copies(device):
     x = rt.tensor(np.random.default_rng(0).standard_normal((6, 8)), device=device)[::-1, ::-2]
     for scan in (rt.cumsum, rt.cumprod, rt.logcumsumexp):
         assert np.array_equal(scan(x, axis=1).numpy(), scan(x.copy(), axis=1).numpy())
+
+
+@pytest.mark.parametrize("dtype", [rt.float16, rt.bfloat16], ids=str)
+def test_DTYPE_02_differences_of_differences_are_rounded_once(dtype, device):
+    x = rt.tensor(np.random.default_rng(0).normal(size=(5, 20)), dtype=dtype, device=device)
+    expected = rt.diff(x.astype(rt.float32), n=3).astype(dtype)
+    assert rt.diff(x, n=3).dtype == dtype and rt.diff(x, n=3).tolist() == expected.tolist()
