@@ -110,8 +110,7 @@ def _norm_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool, ord
     top = xp.max(size, axis=axis, keepdims=True)
     scale = xp.where((top == 0) | xp.isinf(top), x.dtype.type(1), top)
     xp.divide(size, scale, out=size)
-    with np.errstate(over="ignore"):  # only next to an inf, where scale is 1
-        xp.multiply(size, size, out=size) if order == 2.0 else xp.power(size, order, out=size)
+    xp.multiply(size, size, out=size) if order == 2.0 else xp.power(size, order, out=size)  # inf only beside an inf
     powers = total(xp, size, axis, True)
     out = (xp.sqrt(powers) if order == 2.0 else powers ** (1.0 / order)) * scale
     return out if keepdims else xp.squeeze(out, axis=axis)
@@ -126,7 +125,7 @@ def _norm_rule(g: Tensor, x: Tensor, out: Tensor, axis: tuple[int, ...], keepdim
     return multiply(spread(g, x.shape, axis, keepdims), slope)
 
 
-_norm = Primitive("norm", _norm_forward, dx=_norm_rule)
+_norm = Primitive("norm", _norm_forward, poles=True, dx=_norm_rule)
 
 
 def norm(x: Tensor, /, ord: float = 2, axis: Any = None, *, keepdims: bool = False) -> Tensor:
