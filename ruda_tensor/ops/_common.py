@@ -168,7 +168,7 @@ def several(values: Any, name: str, what: str) -> tuple:
 
 def normalize_axis(axis: Any, ndim: int, name: str) -> int:
     """Return a non-negative axis, or raise IndexError naming the operation and the range."""
-    value = integer(axis, name, "axis")
+    value = axis if type(axis) is int else integer(axis, name, "axis")
     if not -ndim <= value < ndim:
         has = f"axes {-ndim} to {ndim - 1}" if ndim else "no axes (it is 0-d)"
         raise IndexError(f"{name}: axis {value} is out of range; the tensor has {has}")
@@ -179,7 +179,7 @@ def normalize_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """Return the non-negative axes that `axis` (None for all, an integer, or several) means; refuses repeats."""
     if axis is None:
         return tuple(range(ndim))
-    axes = several(axis, name, "axis")
+    axes = axis if type(axis) is tuple else (axis,) if type(axis) is int else several(axis, name, "axis")
     found = tuple(normalize_axis(a, ndim, name) for a in axes)
     if len(set(found)) != len(found):
         raise ValueError(f"{name}: axis {axes} names one axis twice")
