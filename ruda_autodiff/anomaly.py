@@ -32,12 +32,15 @@ def anomaly_mode() -> Any:
     return _Setting(anomaly=True)
 
 
-def _has_nan(x: Tensor) -> bool:
+def _has_nan(x: Any) -> bool:
+    """Whether a gradient, or one of the list that an operation of several results gets, holds a NaN."""
+    if isinstance(x, list):
+        return any(part is not None and _has_nan(part) for part in x)
     data = x._data.astype("float32") if x.dtype in HALF else x._data
     return bool(x.device.xp.isnan(data).any())
 
 
-def check_anomaly(node: Node, incoming: Tensor, gradient: Tensor) -> None:
+def check_anomaly(node: Node, incoming: Any, gradient: Tensor) -> None:
     """Raise where the rule of `node` made a NaN that did not come in with `incoming`."""
     if not _has_nan(gradient) or _has_nan(incoming):
         return

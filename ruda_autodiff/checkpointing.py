@@ -26,12 +26,25 @@ class Checkpoint(Own):
 
     name = "checkpoint"
 
+    def __init__(self, results: list[Tensor]) -> None:
+        self.expected = _kinds(results)
+
     def pull(self, walk: Any, node: Node, g: list) -> list:
         run, _ = node.kept
-        for y, gradient in zip(run(), g, strict=True):
+        results = run()
+        if _kinds(results) != self.expected:
+            raise RuntimeError(
+                f"{self.name}: the function gave {_kinds(results)} when it ran again for its gradients, and {self.expected} in "
+                "the forward; what it computes must depend on nothing that changes in between: give it as an argument"
+            )
+        for y, gradient in zip(results, g, strict=True):
             if gradient is not None and y._node is not None:
                 walk.add(y._node, gradient)  # newer than anything that waits: the walk goes on through it at once
         return []
+
+
+def _kinds(results: list[Tensor]) -> list[tuple[tuple[int, ...], str]]:
+    return [(y.shape, str(y.dtype)) for y in results]
 
 
 def checkpoint(f: Callable) -> Callable:
@@ -41,7 +54,8 @@ def checkpoint(f: Callable) -> Callable:
     what it captures; gradients of captured tensors are right too. The numbers that it drew, from whichever generator,
     are drawn again, and no generator moves, so other threads may draw meanwhile.
 
-    Errors: RuntimeError in backward where `f` then draws other random numbers than before.
+    Errors: RuntimeError in backward where `f` then draws other random numbers than before, or gives other results: more,
+    fewer, or of another shape or dtype.
 
     >>> import ruda_tensor as rt
     >>> x = rt.tensor([1.0, 2.0], device=rt.Cpu()).require_grad()
@@ -67,7 +81,7 @@ def checkpoint(f: Callable) -> Callable:
                 return [y for y in tensors_of(f(*args, **kwargs)) if y._node is not None]
 
         recorder = tracked[0]._node
-        outs = iter(attach_results(Checkpoint(), recorder, tuple(tensors_of((args, kwargs))), again, tracked))
+        outs = iter(attach_results(Checkpoint(tracked), recorder, tuple(tensors_of((args, kwargs))), again, tracked))
         return map_tensors(lambda y: y if y._node is None else next(outs), value)
 
     return forgetful
@@ -76,7 +90,8 @@ def checkpoint(f: Callable) -> Callable:
 class Recomputed(Checkpoint):
     """The tape's side of a call that another package runs, and runs again in backward, for first derivatives only."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, results: list[Tensor]) -> None:
+        super().__init__(results)
         self.name = name
 
     def pull(self, walk: Any, node: Node, g: list) -> list:
@@ -98,7 +113,7 @@ def attach_recomputed(name: str, recorder: Node, prepare: Callable, inputs: tupl
         with _Setting(recording=True, order=1, recomputing=True):
             return run()
 
-    return attach_results(Recomputed(name), recorder, inputs, again, results)
+    return attach_results(Recomputed(name, results), recorder, inputs, again, results)
 
 
 class BalancedNode(Node):

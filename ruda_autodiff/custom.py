@@ -42,7 +42,8 @@ class Custom(Own):
 def _stretches(shape: tuple[int, ...], target: tuple[int, ...] | None) -> bool:
     """True where a gradient came from broadcasting the argument, or is a smaller one that is the same everywhere."""
     assert target is not None
-    return all(a == b or a == 1 or b == 1 for a, b in zip(shape[::-1], target[::-1], strict=False))
+    grown = len(shape) >= len(target) and all(b in (a, 1) for a, b in zip(shape[::-1], target[::-1], strict=False))
+    return grown or (len(shape) <= len(target) and all(a in (b, 1) for a, b in zip(shape[::-1], target[::-1], strict=False)))
 
 
 def custom_gradient(f: Callable) -> Callable:
@@ -80,8 +81,9 @@ def custom_gradient(f: Callable) -> Callable:
         with enable_grad() if second else no_grad():
             value, rule = _unpack(name, f(*(args if second else [_bare(a) for a in args]), **kwargs))
         results = list(value) if isinstance(value, (tuple, list)) else [value]
-        if not all(isinstance(y, Tensor) for y in results):
-            raise TypeError(f"{name}: the results must be tensors, got {[type(y).__name__ for y in results]}")
+        if not results or not all(isinstance(y, Tensor) for y in results):
+            got = [type(y).__name__ for y in results] or "none"
+            raise TypeError(f"{name}: the results must be tensors, got {got}; return y, lambda g: ...")
         if second and not any(y.is_require_grad() for y in results):
             raise HigherDerivativeUnsupported(
                 f"'{name}' computes its result outside the tape, so it has a first derivative only; "

@@ -8,10 +8,9 @@ from typing import Any, NoReturn, cast
 from ruda_autodiff import Autodiff
 from ruda_autodiff.device import STRATEGIES
 from ruda_autodiff.tape import make_leaf
-from ruda_tensor.backend import to_host
 from ruda_tensor.devices import resolve_device
 from ruda_tensor.dtypes import is_floating
-from ruda_tensor.tensor import Tensor
+from ruda_tensor.tensor import Tensor, from_pickle, to_pickle
 
 
 class _Consumed:
@@ -172,7 +171,7 @@ class Param(Tensor):
             return self.like(self._data.copy())
 
     def __reduce__(self) -> tuple:
-        values = to_host(self._data) if self._data is not CONSUMED else CONSUMED._refuse()
+        values = to_pickle(self._data) if self._data is not CONSUMED else CONSUMED._refuse()
         return _rebuild, (values, self.device, self.id, self.trainable, self.strategy, self.is_require_grad())
 
     def __repr__(self) -> str:
@@ -183,5 +182,5 @@ class Param(Tensor):
 
 def _rebuild(array: Any, device: Any, id: str, trainable: bool, strategy: str, tracked: bool) -> Param:
     out = Param.__new__(Param)
-    out._fill(device.put(array), device, id, trainable, strategy, tracked)
+    out._fill(from_pickle(array, device), device, id, trainable, strategy, tracked)
     return out

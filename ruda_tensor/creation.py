@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from array import array as NumberArray
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from . import backend
 from .devices import Cpu, Cuda, Device, resolve_device
 from .dtypes import ALL, BFLOAT16, BOOL, as_dtype, weak_result
-from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, scalar_of
+from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, value_of
 from .ranges import arange, diag, eye, linspace, meshgrid, tril, triu
 from .tensor import Tensor
 
@@ -21,13 +22,14 @@ __all__ = [
 
 def _host_array(values: Any, dtype: np.dtype | None, device: Device) -> np.ndarray:
     """Nested lists and numbers as a NumPy array: Python numbers get the device's default dtypes, arrays keep theirs."""
-    if _holds(values, Tensor):
+    held = _types(values)
+    if any(issubclass(kind, Tensor) for kind in held):
         raise TypeError("tensor: the list holds tensors; join them on the tape: rt.stack([x, y])")
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(f"tensor: the nested lists do not form a rectangle ({error})") from None
-    if dtype is None and not isinstance(values, np.ndarray) and not _holds(values, np.ndarray):
+    if dtype is None and not any(map(_is_array, held)):
         if array.dtype.kind == "f":
             dtype = device.float_dtype
         elif array.dtype.kind in "iu":
@@ -42,7 +44,8 @@ def _host_array(values: Any, dtype: np.dtype | None, device: Device) -> np.ndarr
     if dtype is not None and dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
         info, low, high = np.iinfo(dtype), int(array.min()), int(array.max())
         if low < info.min or high > info.max:
-            raise OverflowError(f"tensor: values from {low} to {high} do not fit {dtype}; give dtype=rt.int64")
+            wide = "int64" if high < 2**63 else "uint64" if low >= 0 else "float64"
+            raise OverflowError(f"tensor: values from {low} to {high} do not fit {dtype}; give dtype=rt.{wide}")
     with np.errstate(over="ignore", invalid="ignore"):  # beyond the range of a float type is inf, as in `full`
         return array.astype(as_dtype(target))  # always a copy: a tensor's memory is nobody else's
 
@@ -55,12 +58,22 @@ def _whole(values: Any, dtype: np.dtype) -> np.ndarray:
         raise type(error)(f"tensor: {error}; give numbers that {dtype} holds") from None
 
 
-def _holds(values: Any, kind: type) -> bool:
-    return isinstance(values, (list, tuple)) and any(isinstance(v, kind) or _holds(v, kind) for v in values)
+def _types(values: Any) -> set[type]:
+    """The types of what nested lists and tuples hold, or of what is no list."""
+    if not isinstance(values, (list, tuple)):
+        return {type(values)}
+    found = set(map(type, values))
+    nested = {kind for kind in found if issubclass(kind, (list, tuple))}
+    return found.difference(nested).union(*[_types(v) for v in values if type(v) in nested]) if nested else found
+
+
+def _is_array(kind: type) -> bool:
+    """True for arrays of any library, which have a dtype of their own; NumPy's scalars count as Python's numbers."""
+    return hasattr(kind, "__array__") and not issubclass(kind, np.generic) or issubclass(kind, (memoryview, NumberArray))
 
 
 def tensor(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return a tensor that copies `values`: a number, nested lists, a NumPy or CuPy array, or a tensor.
+    """Return a tensor that copies `values`: a number, nested lists, an array of NumPy, CuPy or another library, or a tensor.
 
     Python numbers become the device's default dtypes (float32, int32); arrays keep the dtype they came with.
 
@@ -79,6 +92,11 @@ def tensor(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
             return tensor(backend.to_host(values), dtype=dtype, device=place)
         with place.guard():
             return Tensor._wrap(values.astype(as_dtype(values.dtype if wanted is None else wanted), copy=True), place)
+    if hasattr(values, "__dlpack__") and not isinstance(values, (np.ndarray, np.generic)):
+        found = from_dlpack(values)
+        if found.device.kind != "cpu":
+            return tensor(found, dtype=dtype, device=device)
+        values = found._data
     place = resolve_device(device)
     array = _host_array(values, wanted, place)
     return Tensor._wrap(place.put(array) if scalar_of(values) is None else place.number(array), place)
@@ -111,9 +129,9 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     >>> rt.full((2,), 7, device=rt.Cpu()).numpy()
     array([7, 7], dtype=int32)
     """
-    place, value = resolve_device(device), scalar_of(fill_value)
-    if isinstance(fill_value, Tensor) and fill_value.ndim == 0:
-        value, dtype = fill_value.item(), fill_value.dtype if dtype is None else dtype
+    place, value = resolve_device(device), value_of(fill_value, "full")
+    if isinstance(fill_value, Tensor) and dtype is None:
+        dtype = fill_value.dtype
     if value is None:
         raise TypeError(f"full: the fill value must be a number, got {type(fill_value).__name__}")
     kind = weak_result(BOOL, value, place.float_dtype, place.int_dtype)

@@ -7,7 +7,7 @@ from typing import Any
 from .devices import resolve_device
 from .dtypes import FLOAT64, FLOATING, INT64, UINT64
 from .operation import Primitive, apply
-from .ops._common import as_tensor, full_scalar, resolve_dtype, scalar_of
+from .ops._common import as_tensor, full_scalar, integer, resolve_dtype, value_of
 from .ops._select import keep
 from .ops.shape import broadcast_to, reshape
 from .tensor import Tensor
@@ -16,19 +16,9 @@ __all__ = ["arange", "diag", "eye", "linspace", "meshgrid", "tril", "triu"]
 
 
 def _number(value: Any, name: str) -> Any:
-    found = value.item() if isinstance(value, Tensor) and value.ndim == 0 else scalar_of(value)
+    found = value_of(value, name)
     if found is None or isinstance(found, bool):
         raise TypeError(f"{name}: expected a number, got {value!r}")
-    return found
-
-
-def _count(value: Any, name: str, what: str) -> int:
-    try:
-        found = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{name}: {what} must be an integer, got {value!r}") from None
-    if found < 0:
-        raise ValueError(f"{name}: {what} must be at least 0, got {found}")
     return found
 
 
@@ -75,7 +65,9 @@ def linspace(
     """
     place = resolve_device(device)
     first, last = float(_number(start, "linspace")), float(_number(stop, "linspace"))
-    num = _count(num, "linspace", "num")
+    if not math.isfinite(first) or not math.isfinite(last):
+        raise ValueError(f"linspace: needs finite ends, got {first} and {last}")
+    num = integer(num, "linspace", "num", 0)
     wanted = resolve_dtype(dtype, place.float_dtype)
     parts = num - 1 if endpoint else num
     with place.guard():
@@ -120,7 +112,7 @@ def diag(x: Any, /, k: int = 0) -> Tensor:
     array([[1., 0.],
            [0., 2.]], dtype=float32)
     """
-    x, k = as_tensor(x, None, "diag"), k.__index__()
+    x, k = as_tensor(x, None, "diag"), integer(k, "diag", "k")
     if x.ndim == 2:
         return apply(_diagonal, (x,), {"k": k})
     if x.ndim != 1:
@@ -137,9 +129,9 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     array([[0., 1., 0.],
            [0., 0., 1.]], dtype=float32)
     """
-    rows = _count(n_rows, "eye", "n_rows")
-    shape = rows, rows if n_cols is None else _count(n_cols, "eye", "n_cols")
-    place = resolve_device(device)
+    rows = integer(n_rows, "eye", "n_rows", 0)
+    shape = rows, rows if n_cols is None else integer(n_cols, "eye", "n_cols", 0)
+    k, place = integer(k, "eye", "k"), resolve_device(device)
     with place.guard():
         ones = place.xp.ones(_diagonal_slice(shape, k)[1], resolve_dtype(dtype, place.float_dtype))
         return Tensor._wrap(_on_diagonal(place.xp, ones, shape=shape, k=k), place)
@@ -164,7 +156,7 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     array([[1., 0., 0.],
            [1., 1., 0.]], dtype=float32)
     """
-    return _triangle(x, k.__index__(), "tril", upper=False)
+    return _triangle(x, integer(k, "tril", "k"), "tril", upper=False)
 
 
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
@@ -175,7 +167,7 @@ def triu(x: Any, /, *, k: int = 0) -> Tensor:
     array([[1., 1., 1.],
            [0., 1., 1.]], dtype=float32)
     """
-    return _triangle(x, k.__index__(), "triu", upper=True)
+    return _triangle(x, integer(k, "triu", "k"), "triu", upper=True)
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:

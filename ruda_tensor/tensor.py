@@ -175,6 +175,14 @@ class Tensor(Methods):
 
         return describe(self)
 
+    def __format__(self, spec: str) -> str:
+        """A number's own format for a 0-d tensor, as in f"{loss:.4f}"; more elements have none but the plain one."""
+        if not spec:
+            return repr(self)
+        if self.ndim:
+            raise TypeError(f"format: a tensor of shape {self.shape} is no number to format by {spec!r}; pick one: x[0]")
+        return format(self.item(), spec)
+
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
             raise ValueError(f"array API version {api_version!r} is not known here; the newest is '2024.12'")
@@ -223,9 +231,7 @@ class Tensor(Methods):
         return self._data.__cuda_array_interface__
 
     def __reduce__(self) -> tuple:
-        values = backend.to_host(self._data).view()
-        values.flags.writeable = False  # pickle may hand out this very memory (protocol 5)
-        return _rebuild, (values, self.device, self._node is not None)
+        return _rebuild, (to_pickle(self._data), self.device, self._node is not None)
 
     def __copy__(self) -> Tensor:
         return self
@@ -253,8 +259,20 @@ class Tensor(Methods):
         return move(self, target)
 
 
-def _rebuild(array: np.ndarray, device: Device, leaf: bool) -> Tensor:
+def to_pickle(data: Any) -> np.ndarray:
+    """The values of a tensor for pickle, which may hand out this very memory (protocol 5): nobody can write there."""
+    values = backend.to_host(data).view()
+    values.flags.writeable = False
+    return values
+
+
+def from_pickle(array: np.ndarray, device: Device) -> Any:
+    """What `to_pickle` gave, in memory that nobody else sees, as an array of `device`."""
     own = array.base is None  # the out-of-band buffers of protocol 5 are the caller's, who may write to them
     array = (array if own else array.copy()).view(as_dtype(array.dtype))  # pickle makes a dtype object of its own
-    out = Tensor._wrap(device.put(array), device)
+    return device.put(array)
+
+
+def _rebuild(array: np.ndarray, device: Device, leaf: bool) -> Tensor:
+    out = Tensor._wrap(from_pickle(array, device), device)
     return out.require_grad() if leaf else out

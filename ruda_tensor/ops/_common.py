@@ -1,6 +1,7 @@
 """What the rooms share: turning arguments into tensors of the right dtype, and checking axes."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,6 +52,33 @@ def full_scalar(value: Any, dtype: np.dtype, device: Device) -> Tensor:
             raise OverflowError(f"{value} does not fit {dtype}; convert the tensor first: x.astype(rt.int64)")
     with np.errstate(over="ignore"):  # beyond the range of a float type is inf
         return Tensor._wrap(device.number(np.asarray(value, dtype)), device)
+
+
+def value_of(x: Any, name: str) -> Any:
+    """The Python number of a number or of a 0-d tensor, None for anything else.
+
+    A tracked tensor is refused where operations are recorded, since its gradient would be lost unseen.
+    """
+    if not isinstance(x, Tensor) or x.ndim:
+        return scalar_of(x)
+    from ..fusion.trace import recording
+
+    if x.is_require_grad() and recording():
+        raise TypeError(
+            f"{name}: takes numbers, and {x!r} would lose its gradient; x.item() gives its value alone, and "
+            "rt.broadcast_to(x, shape) spreads it, differentiable"
+        )
+    return x.item()
+
+
+def setting(value: Any, name: str, what: str) -> float:
+    """A number that an operation takes as a constant: a tensor is refused, since its gradient would be lost unseen."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name}: {what} is a constant number, got {value!r}; where no gradient is wanted: {what}=x.item()")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {what} must be a number, got {value!r}") from None
 
 
 def as_tensor(x: Any, like: Tensor | None = None, name: str = "operation") -> Tensor:
@@ -118,12 +146,29 @@ def check_broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
             )
 
 
+def integer(value: Any, name: str, what: str, low: int | None = None) -> int:
+    """Return the Python integer that an argument is (any library's will do), of at least `low`."""
+    try:
+        found = operator.index(value)
+    except TypeError:  # also a tensor of several elements, or of floats
+        raise TypeError(f"{name}: {what} must be an integer, got {value!r}") from None
+    if low is not None and found < low:
+        raise ValueError(f"{name}: {what} must be at least {low}, got {found}")
+    return found
+
+
+def several(values: Any, name: str, what: str) -> tuple:
+    """Return the items of a list, tuple, range or 1-D array, and one by itself as a tuple of one."""
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) and getattr(values, "ndim", 1) != 0:
+        return tuple(values)
+    if hasattr(values, "__index__"):  # 0-d arrays and tensors are one number
+        return (values,)
+    raise TypeError(f"{name}: {what} must be an integer or several, got {values!r}")
+
+
 def normalize_axis(axis: Any, ndim: int, name: str) -> int:
     """Return a non-negative axis, or raise IndexError naming the operation and the range."""
-    try:
-        value = axis.__index__()
-    except AttributeError:
-        raise TypeError(f"{name}: axis must be an integer, got {axis!r}") from None
+    value = axis if type(axis) is int else integer(axis, name, "axis")
     if not -ndim <= value < ndim:
         has = f"axes {-ndim} to {ndim - 1}" if ndim else "no axes (it is 0-d)"
         raise IndexError(f"{name}: axis {value} is out of range; the tensor has {has}")
@@ -134,11 +179,10 @@ def normalize_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """Return the non-negative axes that `axis` (None for all, an integer, or several) means; refuses repeats."""
     if axis is None:
         return tuple(range(ndim))
-    several = isinstance(axis, Iterable) and getattr(axis, "ndim", 1) != 0  # 0-d arrays and tensors are one axis
-    axes = axis if several else (axis,)
+    axes = axis if type(axis) is tuple else (axis,) if type(axis) is int else several(axis, name, "axis")
     found = tuple(normalize_axis(a, ndim, name) for a in axes)
     if len(set(found)) != len(found):
-        raise ValueError(f"{name}: axis {tuple(axes)} names one axis twice")
+        raise ValueError(f"{name}: axis {axes} names one axis twice")
     return found
 
 

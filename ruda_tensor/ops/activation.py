@@ -15,7 +15,7 @@ from ..fusion.function import generate
 from ..kernels import pointwise as kernels
 from ..operation import Composite, Fused, Primitive, apply, call
 from ..tensor import Tensor
-from ._common import cast, floating
+from ._common import cast, floating, setting
 from ._gelu import gelu_body, gelu_tanh_body, silu_body
 from ._numerics import single
 from ._pointwise import pointwise
@@ -161,7 +161,8 @@ def leaky_relu(x: Any, /, negative_slope: float = 0.01) -> Tensor:
     >>> rt.leaky_relu(rt.tensor([-2.0, 3.0], device=rt.Cpu()), 0.5).numpy()
     array([-1.,  3.], dtype=float32)
     """
-    return generate(_leaky_relu, (floating(x, "leaky_relu"),), {"slope": float(negative_slope)})
+    slope = setting(negative_slope, "leaky_relu", "negative_slope")
+    return generate(_leaky_relu, (floating(x, "leaky_relu"),), {"slope": slope})
 
 
 def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
@@ -173,7 +174,7 @@ def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
     >>> rt.elu(rt.tensor([-1.0, 3.0], dtype=rt.float64, device=rt.Cpu())).numpy()
     array([-0.63212056,  3.        ])
     """
-    return generate(_elu, (floating(x, "elu"),), {"alpha": float(alpha)})
+    return generate(_elu, (floating(x, "elu"),), {"alpha": setting(alpha, "elu", "alpha")})
 
 
 def _times(xp: Any, x: Any, y: Any, out: Any) -> None:
@@ -254,7 +255,8 @@ def _mish_forward(xp: Any, x: Any) -> Any:
 
 
 def _mish_slope(x: Tensor) -> Tensor:
-    e = exp(clip(x, None, 20.0))
+    x = clip(x, None, 20.0)  # in both places: what is left of the second term there, 2e-17, must not meet a huge x
+    e = exp(x)
     n = e * (e + 2.0)
     r = 1.0 / (n + 2.0)
     return n * r + x * (e * (e + 1.0) * 4.0 * r * r)

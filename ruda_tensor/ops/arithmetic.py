@@ -373,7 +373,8 @@ def lerp(x: Any, y: Any, weight: Any, /) -> Tensor:
     """
     x, y = pair(x, y, "lerp")
     x, y = floating(x, "lerp"), floating(y, "lerp")  # differences of unsigned integers would wrap
-    weight = as_tensor(weight, x, "lerp")
-    dtype = promote_types(x.dtype, weight.dtype)
-    x, y, weight = (cast(v, FLOAT32) if v.dtype in HALF else v for v in (x, y, weight))
+    dtype = x.dtype if scalar_of(weight) is not None else promote_types(x.dtype, as_tensor(weight, x, "lerp").dtype)
+    x, y = (cast(v, FLOAT32) if v.dtype in HALF else v for v in (x, y))
+    weight = as_tensor(weight, x, "lerp")  # a number is not rounded to a half type, since it is met in float32
+    weight = cast(weight, FLOAT32) if weight.dtype in HALF else weight
     return cast(add(x, multiply(weight, subtract(y, x))), dtype)

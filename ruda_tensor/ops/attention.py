@@ -11,7 +11,7 @@ from ..operation import Composite, Fused, call
 from ..random.state import check_probability
 from ..tensor import Tensor
 from ._attend import attend, attend_backward
-from ._common import as_tensor, cast, floating
+from ._common import as_tensor, cast, floating, scalar_of
 from ._numerics import single
 from .compare import greater, keep, where
 from .dropout import drop, position
@@ -156,14 +156,15 @@ def scaled_dot_product_attention(
     _check(name, q, k, v)
     mask = None if mask is None else _mask(name, mask, q, k.shape[-2])
     p = check_probability(f"{name}: dropout_p", dropout_p)
+    factor = scalar_of(scale)
     if scale is None:
-        scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        factor = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
+    if factor is None or isinstance(factor, bool) or not math.isfinite(factor):
         raise ValueError(f"{name}: scale must be a finite number, got {scale!r}; leave it out for 1 / sqrt(D)")
     dropout = None
     if 0 < p < 1:
         dropout = (p, *position(name, math.prod(q.shape[:-1]) * k.shape[-2], seed, key))
-    static = {"scale": float(scale), "causal": bool(causal), "dropout": dropout}
+    static = {"scale": float(factor), "causal": bool(causal), "dropout": dropout}
     out = call(_attention, (_four(q), _four(k), _four(v), mask), static)
     out = reshape(out, (*q.shape[:-1], v.shape[-1]))
     return drop_all(out, 1.0, training=True) if p == 1 else out

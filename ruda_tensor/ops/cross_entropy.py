@@ -16,7 +16,7 @@ from ..kernels.ids import look
 from ..operation import Composite, Fused, call
 from ..recording import capturing
 from ..tensor import Tensor
-from ._common import as_tensor, cast, floating, normalize_axis
+from ._common import as_tensor, cast, floating, integer, normalize_axis, setting
 from ._numerics import single, weigh
 from .arithmetic import add, multiply, negative
 from .reduce import mean
@@ -220,6 +220,7 @@ def cross_entropy(
     targets = as_tensor(targets, logits, "cross_entropy")
     axis = normalize_axis(axis, logits.ndim, "cross_entropy")
     check_reduction(reduction, "cross_entropy")
+    label_smoothing = setting(label_smoothing, "cross_entropy", "label_smoothing")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}")
     classes = logits.shape[axis]
@@ -235,8 +236,8 @@ def cross_entropy(
                 "class ids must be integers: targets.astype(rt.int64)"
             )
         return _from_probabilities(logits, targets, weight, axis, label_smoothing, reduction)
-    ids, ignore = _checked_ids(logits, targets, axis, ignore_index)
-    static = {"axis": axis, "ignore": ignore, "smoothing": float(label_smoothing), "reduction": reduction}
+    ids, ignore = _checked_ids(logits, targets, axis, integer(ignore_index, "cross_entropy", "ignore_index"))
+    static = {"axis": axis, "ignore": ignore, "smoothing": label_smoothing, "reduction": reduction}
     return call(_cross_entropy, (logits, ids, weight), static)
 
 

@@ -45,6 +45,8 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     >>> rt.einsum("ii->", x).item()
     5.0
     """
+    if not isinstance(subscripts, str):
+        raise TypeError(f"einsum: subscripts are a string, got {subscripts!r}; rt.einsum('ij,jk->ik', x, y)")
     like = next((x for x in operands if isinstance(x, Tensor)), None)
     tensors = [as_tensor(x, like, "einsum") for x in operands]
     plan = _plan(subscripts, tuple([x._data.shape for x in tensors]))

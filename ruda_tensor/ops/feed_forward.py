@@ -135,6 +135,7 @@ def feed_forward(
     if activation not in _ACTIVATIONS:
         raise ValueError(f"feed_forward: activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
     x, w1, w2 = (as_tensor(t, None, "feed_forward") for t in (x, w1, w2))
+    b1, b2, residual = (None if t is None else as_tensor(t, x, "feed_forward") for t in (b1, b2, residual))
     check_linear(x.shape, w1.shape, None if b1 is None else b1.shape)
     check_linear((*x.shape[:-1], w1.shape[1]), w2.shape, None if b2 is None else b2.shape)
     if residual is not None and residual.shape != (*x.shape[:-1], w2.shape[1]):

@@ -10,7 +10,7 @@ from ..dtypes import BOOL, FLOATING, INT64, INTEGER, as_dtype, promote_types, we
 from ..operation import apply
 from ..recording import capturing
 from ..tensor import Tensor
-from ._common import as_tensor, cast, full_scalar, normalize_axis, scalar_of
+from ._common import as_tensor, cast, full_scalar, integer, normalize_axis, scalar_of
 from ._keys import Selection, checked, index_array, is_plain, nowhere, select
 from ._picking import accumulate_index, assign_key, poisoned, put_index, scatter_add_flat, slice_key, take_index
 from .compare import where
@@ -327,6 +327,7 @@ def one_hot(ids: Any, count: int, /, *, dtype: Any = None, device: Any = None) -
         if index.dtype not in INTEGER:
             raise TypeError(f"one_hot: ids must be integers, got {index.dtype}; convert them: ids.astype(rt.int64)")
         unchecked = place.launches and capturing()
+        count = integer(count, "one_hot", "count", 0)
         if index.size and not unchecked and not 0 <= int(index.min()) <= int(index.max()) < count:
             raise IndexError(f"one_hot: ids from {index.min()} to {index.max()} must lie in 0 to {count - 1}")
         dtype = place.float_dtype if dtype is None else as_dtype(dtype)
@@ -349,7 +350,7 @@ def segment_sum(x: Tensor, ids: Any, count: int, /) -> Tensor:
     >>> rt.segment_sum(x, rt.tensor([0, -1, 0], device=rt.Cpu()), 2).tolist()
     [5.0, 0.0]
     """
-    x = as_tensor(x, None, "segment_sum")
+    x, count = as_tensor(x, None, "segment_sum"), integer(count, "segment_sum", "count", 0)
     with x.device.guard():
         index = index_array(ids, x.device, "segment_sum")
         if x.ndim == 0 or index.shape != x.shape[:1]:

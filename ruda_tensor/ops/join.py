@@ -9,7 +9,7 @@ from ..dtypes import promote_types, weak_result
 from ..operation import Primitive, Variadic, apply
 from ..recording import refuse_while_capturing
 from ..tensor import Tensor
-from ._common import as_tensor, cast, full_scalar, normalize_axis, scalar_of
+from ._common import as_tensor, cast, full_scalar, integer, normalize_axis, scalar_of, several
 from .index import getitem, take
 from .shape import broadcast_to, reshape
 
@@ -34,6 +34,8 @@ def _operands(arrays: Any, name: str) -> list[Tensor]:
     """The tensors to join, in one dtype."""
     if isinstance(arrays, Tensor):
         raise TypeError(f"{name}: takes a list of tensors, got one of shape {arrays.shape}; rt.{name}([x, y])")
+    if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)):
+        raise TypeError(f"{name}: takes a list of tensors, got {arrays!r}; rt.{name}([x, y])")
     tensors = list(arrays)
     if not tensors:
         raise ValueError(f"{name}: needs at least one tensor, got none; rt.{name}([x, y])")
@@ -148,10 +150,10 @@ def split(x: Tensor, sizes: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     x = as_tensor(x, None, "split")
     axis = normalize_axis(axis, x.ndim, "split")
     total = x.shape[axis]
-    if isinstance(sizes, Iterable):
-        cuts = [n.__index__() for n in sizes]
+    if isinstance(sizes, Iterable) and getattr(sizes, "ndim", 1) != 0:
+        cuts = [integer(n, "split", "a size") for n in sizes]
     else:
-        n = sizes.__index__()
+        n = integer(sizes, "split", "the size")
         cuts = [min(n, total - at) for at in range(0, total, n)] if n > 0 else [n]
     if sum(cuts) != total or any(n < 0 for n in cuts):
         raise ValueError(
@@ -174,8 +176,7 @@ def chunk(x: Tensor, count: int, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """
     x = as_tensor(x, None, "chunk")
     axis = normalize_axis(axis, x.ndim, "chunk")
-    if count < 1:
-        raise ValueError(f"chunk: the number of pieces must be at least 1, got {count}")
+    count = integer(count, "chunk", "the number of pieces", 1)
     small, larger = divmod(x.shape[axis], count)
     return split(x, [small + 1] * larger + [small] * (count - larger), axis=axis)
 
@@ -228,7 +229,7 @@ def tile(x: Tensor, repetitions: Any, /) -> Tensor:
     """
     x = as_tensor(x, None, "tile")
     times = repetitions.tolist() if hasattr(repetitions, "tolist") else repetitions
-    times = (times,) if hasattr(times, "__index__") else tuple(times)
+    times = several(times, "tile", "repetitions")
     if any(not hasattr(n, "__index__") or n < 0 for n in times):
         raise ValueError(f"tile: repetitions must be integers >= 0, got {repetitions}")
     ndim = max(len(times), x.ndim)

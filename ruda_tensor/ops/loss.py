@@ -15,7 +15,7 @@ from ..dtypes import FLOAT32, HALF
 from ..fusion.function import fuse
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair
+from ._common import as_tensor, cast, check_broadcast, floating, normalize_axis, pair, scalar_of, setting
 from ._numerics import safe_divide, single
 from .activation import sigmoid, softplus
 from .arithmetic import abs as magnitude
@@ -32,7 +32,11 @@ __all__ = [
 
 def _operands(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
     """A prediction and a target of one float dtype and one shape; a number is a target for every element."""
-    x, y = pair(floating(x, name), y, name)
+    x = floating(x, name)
+    number = None if isinstance(y, Tensor) else scalar_of(y)
+    if number is not None:
+        return x, as_tensor(number, single(x), name)  # not rounded to a half type, since it is met in float32
+    x, y = pair(x, y, name)
     if x.shape != y.shape and y.ndim:
         raise ValueError(
             f"{name}: prediction and target must have one shape, got {x.shape} and {y.shape}; "
@@ -139,9 +143,10 @@ def smooth_l1(prediction: Tensor, target: Any, /, *, beta: float = 1.0, reductio
     >>> rt.smooth_l1(rt.tensor([0.5, 3.0], device=rt.Cpu()), 0.0, reduction="none").numpy()
     array([0.125, 2.5  ], dtype=float32)
     """
+    beta = setting(beta, "smooth_l1", "beta")
     if not 0 <= beta < math.inf:
         raise ValueError(f"smooth_l1: beta must be a finite number >= 0, got {beta!r}; beta=0 gives the absolute error")
-    return _pointwise("smooth_l1", _smooth_errors, prediction, target, reduction, float(beta))
+    return _pointwise("smooth_l1", _smooth_errors, prediction, target, reduction, beta)
 
 
 @fuse
@@ -160,9 +165,10 @@ def huber(prediction: Tensor, target: Any, /, *, delta: float = 1.0, reduction: 
     >>> rt.huber(rt.tensor([0.5, 3.0], device=rt.Cpu()), 0.0, delta=2.0, reduction="none").numpy()
     array([0.125, 4.   ], dtype=float32)
     """
+    delta = setting(delta, "huber", "delta")
     if not 0 < delta < math.inf:
         raise ValueError(f"huber: delta must be a finite number > 0, got {delta!r}; rt.mae gives the absolute error")
-    return _pointwise("huber", _huber_errors, prediction, target, reduction, float(delta))
+    return _pointwise("huber", _huber_errors, prediction, target, reduction, delta)
 
 
 def _binary_forward(xp: Any, x: Any, y: Any, positive: Any) -> Any:

@@ -16,7 +16,7 @@ from ..kernels import batch_norm as channels
 from ..kernels import norms
 from ..operation import Composite, Fused, call
 from ..tensor import Tensor
-from ._common import as_tensor, cast, floating
+from ._common import as_tensor, cast, floating, scalar_of, setting
 from ._normalize import (
     batch_backward,
     batch_forward,
@@ -95,9 +95,10 @@ def _vector(name: str, what: str, w: Any, x: Tensor, shape: tuple[int, ...]) -> 
 
 
 def _check_eps(name: str, eps: Any) -> float:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+    value = scalar_of(eps)
+    if value is None or isinstance(value, bool) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: eps must be a number >= 0, got {eps!r}; write eps=1e-5")
-    return float(eps)
+    return float(value)
 
 
 def _rms_eps(x: Tensor, eps: Any) -> float:
@@ -210,6 +211,7 @@ def batch_norm(
     old = [None if s is None else as_tensor(s, None, name).detach() for s in (running_mean, running_var)]
     if any(s is not None and s.shape != shape for s in old) or (old[0] is None) != (old[1] is None):
         raise ValueError(f"{name}: running_mean and running_var must both have shape {shape}, or both be None")
+    momentum = setting(momentum, name, "momentum")
     if not 0 <= momentum <= 1:
         raise ValueError(f"{name}: momentum must be in [0, 1], got {momentum!r}; write momentum=0.1")
     if not training:

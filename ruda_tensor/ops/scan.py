@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import BOOL, as_dtype
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, cast, floating, normalize_axis
+from ._common import as_tensor, cast, floating, integer, normalize_axis
 from ._numerics import share, single, weigh
 from .arithmetic import multiply, subtract
 from .reduce import accumulator
@@ -266,8 +266,7 @@ def diff(x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Any = None, appen
     """
     x = as_tensor(x, None, "diff")
     axis = normalize_axis(axis, x.ndim, "diff")
-    if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
-        raise ValueError(f"diff: n must be an integer >= 0, got {n!r}; n=1 takes differences once")
+    n = integer(n, "diff", "n", 0)
     if x.dtype == BOOL:
         raise TypeError("diff: bools have no difference; first: x.astype(rt.int32)")
     parts = [x if part is x else _end(part, x, axis) for part in (prepend, x, append) if part is not None]
@@ -275,6 +274,7 @@ def diff(x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Any = None, appen
         from .join import concat
 
         x = concat(parts, axis=axis)
-    for _ in range(n):
+    dtype, x = x.dtype, single(x) if n > 1 else x
+    for _ in range(min(n, x.shape[axis])):  # then nothing is left
         x = subtract(x[along(axis, 1, None)], x[along(axis, None, -1)])
-    return x
+    return cast(x, dtype)

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from ..kernels import copies
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, normalize_axes, normalize_axis
+from ._common import as_tensor, normalize_axes, normalize_axis, several
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "expand_dims", "flatten", "flip", "matrix_transpose", "moveaxis",
@@ -69,7 +70,7 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     """
     x = as_tensor(x, None, "reshape")
     size = x._data.size
-    if type(shape) is not tuple:
+    if type(shape) is not tuple or type(math.prod(shape)) is not int:
         shape = _sizes(shape, "reshape")
     if shape.count(-1) == 1:
         known = -math.prod(shape)
@@ -90,8 +91,8 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
 
 def _sizes(shape: Any, name: str) -> tuple[int, ...]:
     try:
-        return (shape.__index__(),) if hasattr(shape, "__index__") else tuple([n.__index__() for n in shape])
-    except (AttributeError, TypeError):
+        return tuple([operator.index(n) for n in several(shape, name, "a shape")])
+    except TypeError:
         raise TypeError(f"{name}: a shape is an integer or several, got {shape!r}") from None
 
 
@@ -120,7 +121,8 @@ def broadcast_to(x: Tensor, /, shape: Any) -> Tensor:
     (3, 2)
     """
     x = as_tensor(x, None, "broadcast_to")
-    shape = shape if type(shape) is tuple else _sizes(shape, "broadcast_to")
+    if type(shape) is not tuple or type(math.prod(shape)) is not int:
+        shape = _sizes(shape, "broadcast_to")
     if x._data.shape == shape:
         return x
     padded = (1,) * (len(shape) - x.ndim) + x.shape
@@ -171,8 +173,9 @@ def expand_dims(x: Tensor, /, *, axis: Any = 0) -> Tensor:
     shape = x._data.shape
     if type(axis) is int and 0 <= axis <= len(shape):
         return apply(_reshape, (x,), {"shape": (*shape[:axis], 1, *shape[axis:])})
-    count = len(axis) if isinstance(axis, (tuple, list)) else 1
-    axes = normalize_axes(axis, x.ndim + count, "expand_dims")
+    axes = several(axis, "expand_dims", "axis")
+    count = len(axes)
+    axes = normalize_axes(axes, x.ndim + count, "expand_dims")
     sizes = iter(x.shape)
     return apply(_reshape, (x,), {"shape": tuple([1 if i in axes else next(sizes) for i in range(x.ndim + count)])})
 
@@ -209,12 +212,12 @@ def permute_dims(x: Tensor, /, axes: Any) -> Tensor:
     """
     x = as_tensor(x, None, "permute_dims")
     ndim = x.ndim
-    order = tuple(axes)
-    if sorted(order) != list(range(ndim)):
-        order = normalize_axes(order, ndim, "permute_dims")
+    if axes is None:
+        raise TypeError("permute_dims: axes must be integers, got None; to reverse them: rt.transpose(x)")
+    order = normalize_axes(axes, ndim, "permute_dims")
     if len(order) != ndim:
         raise ValueError(
-            f"permute_dims: axes {tuple(axes)} must name each of the {ndim} axes of {x.shape} once, "
+            f"permute_dims: axes {axes} must name each of the {ndim} axes of {x.shape} once, "
             f"for example {tuple(range(ndim))[::-1]}"
         )
     return apply(_permute_dims, (x,), {"axes": order})
@@ -303,7 +306,7 @@ def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
         flat = apply(_roll, (reshape(x, (x.size,)),), {"shift": (sum(shifts),), "axis": (0,)})
         return reshape(flat, x.shape)
     shifts = _sizes(shift, "roll")
-    axes = tuple([normalize_axis(a, x.ndim, "roll") for a in (axis if isinstance(axis, (tuple, list)) else (axis,))])
+    axes = tuple([normalize_axis(a, x.ndim, "roll") for a in several(axis, "roll", "axis")])
     if len(shifts) == 1:
         shifts = shifts * len(axes)
     if len(shifts) != len(axes):

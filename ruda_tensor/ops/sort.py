@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from ..dtypes import FLOATING, INT64, INTEGER, promote_types
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import as_tensor, cast, normalize_axis
+from ._common import as_tensor, cast, integer, normalize_axis
 
 __all__ = ["TopK", "argsort", "searchsorted", "sort", "topk"]
 
@@ -130,9 +130,10 @@ def topk(x: Tensor, k: int, /, *, axis: int = -1, largest: bool = True) -> TopK:
     """
     x = as_tensor(x, None, "topk")
     axis = normalize_axis(axis, x.ndim, "topk")
-    if not hasattr(k, "__index__") or not 0 <= k.__index__() <= x.shape[axis]:
+    k = integer(k, "topk", "k")
+    if not 0 <= k <= x.shape[axis]:
         raise ValueError(f"topk: k must be from 0 to {x.shape[axis]}, the size of axis {axis}, got {k!r}")
-    positions = apply(_topk, (x,), {"axis": axis, "k": k.__index__(), "largest": bool(largest)})
+    positions = apply(_topk, (x,), {"axis": axis, "k": k, "largest": bool(largest)})
     return TopK(apply(_pick, (x, positions), {"axis": axis}), positions)
 
 

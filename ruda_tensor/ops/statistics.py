@@ -11,7 +11,7 @@ import numpy as np
 
 from ..operation import Primitive, apply
 from ..tensor import Tensor
-from ._common import cast, floating, normalize_axes, normalize_axis, pair
+from ._common import cast, floating, normalize_axes, normalize_axis, pair, scalar_of
 from ._numerics import safe_divide, single
 from ._sums import total
 from .arithmetic import abs as magnitude
@@ -110,8 +110,7 @@ def _norm_forward(xp: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool, ord
     top = xp.max(size, axis=axis, keepdims=True)
     scale = xp.where((top == 0) | xp.isinf(top), x.dtype.type(1), top)
     xp.divide(size, scale, out=size)
-    with np.errstate(over="ignore"):  # only next to an inf, where scale is 1
-        xp.multiply(size, size, out=size) if order == 2.0 else xp.power(size, order, out=size)
+    xp.multiply(size, size, out=size) if order == 2.0 else xp.power(size, order, out=size)  # inf only beside an inf
     powers = total(xp, size, axis, True)
     out = (xp.sqrt(powers) if order == 2.0 else powers ** (1.0 / order)) * scale
     return out if keepdims else xp.squeeze(out, axis=axis)
@@ -126,7 +125,7 @@ def _norm_rule(g: Tensor, x: Tensor, out: Tensor, axis: tuple[int, ...], keepdim
     return multiply(spread(g, x.shape, axis, keepdims), slope)
 
 
-_norm = Primitive("norm", _norm_forward, dx=_norm_rule)
+_norm = Primitive("norm", _norm_forward, poles=True, dx=_norm_rule)
 
 
 def norm(x: Tensor, /, ord: float = 2, axis: Any = None, *, keepdims: bool = False) -> Tensor:
@@ -142,15 +141,16 @@ def norm(x: Tensor, /, ord: float = 2, axis: Any = None, *, keepdims: bool = Fal
     5.0
     """
     x = floating(x, "norm")
-    if isinstance(ord, (bool, str)) or not (abs(ord) == math.inf or ord >= 1):
+    order = scalar_of(ord)
+    if order is None or isinstance(order, bool) or not (abs(order) == math.inf or order >= 1):
         raise ValueError(f"norm: ord must be a number >= 1, inf or -inf, got {ord!r}; rt.norm(x, ord=2) is Euclid's")
     axes = normalize_axes(axis, x.ndim, "norm")
-    if abs(ord) == math.inf:
+    if abs(order) == math.inf:
         check_not_empty(x.shape, axes, "norm")
-        return (largest if ord > 0 else smallest)(magnitude(x), axis=axes, keepdims=keepdims)
-    if ord == 1:
+        return (largest if order > 0 else smallest)(magnitude(x), axis=axes, keepdims=keepdims)
+    if order == 1:
         return add_up(magnitude(x), axis=axes, keepdims=keepdims)
-    return apply(_norm, (x,), {"axis": axes, "keepdims": bool(keepdims), "order": float(ord)})
+    return apply(_norm, (x,), {"axis": axes, "keepdims": bool(keepdims), "order": float(order)})
 
 
 def normalize(x: Tensor, /, *, axis: Any = -1, ord: float = 2, eps: float = 1e-12) -> Tensor:

@@ -197,16 +197,26 @@ def atan2(x: Any, y: Any, /) -> Tensor:
 _sin = Primitive("sin", lambda xp, x: xp.sin(x), poles=True, dx=lambda g, x: g * cos(x))
 _cos = Primitive("cos", lambda xp, x: xp.cos(x), poles=True, dx=lambda g, x: -(g * sin(x)))
 _tan = Primitive("tan", lambda xp, x: xp.tan(x), poles=True, dx=lambda g, out: g * (out * out + 1.0))
-# (1 - x)(1 + x) keeps the digits that 1 - x^2 loses near its zeros
-_asin = Primitive("asin", lambda xp, x: xp.arcsin(x), poles=True, dx=lambda g, x: g / sqrt((1.0 - x) * (1.0 + x)))
-_acos = Primitive("acos", lambda xp, x: xp.arccos(x), poles=True, dx=lambda g, x: -g / sqrt((1.0 - x) * (1.0 + x)))
+# (1 - x)(1 + x) keeps the digits that 1 - x^2 loses near its zeros. Its derivative is -2 x; from the factors it would be
+# the difference of 1 - x and 1 + x, which loses those of a small x.
+_one_minus_square = Primitive(
+    "one_minus_square", lambda xp, x: (1.0 - x) * (1.0 + x), dx=lambda g, x: g * (x * -2.0)
+)
+
+
+def _below_one(x: Tensor) -> Tensor:
+    return apply(_one_minus_square, (x,))
+
+
+_asin = Primitive("asin", lambda xp, x: xp.arcsin(x), poles=True, dx=lambda g, x: g / sqrt(_below_one(x)))
+_acos = Primitive("acos", lambda xp, x: xp.arccos(x), poles=True, dx=lambda g, x: -g / sqrt(_below_one(x)))
 _atan = Primitive("atan", lambda xp, x: xp.arctan(x), dx=lambda g, x: g / (x * x + 1.0))
 _sinh = Primitive("sinh", lambda xp, x: xp.sinh(x), poles=True, dx=lambda g, x: g * cosh(x))
 _cosh = Primitive("cosh", lambda xp, x: xp.cosh(x), poles=True, dx=lambda g, x: g * sinh(x))
 _tanh = Primitive("tanh", lambda xp, x: xp.tanh(x), dx=lambda g, out: g * (1.0 - out * out))
 _asinh = Primitive("asinh", lambda xp, x: xp.arcsinh(x), dx=lambda g, x: g / hypot(x, 1.0))
 _acosh = Primitive("acosh", lambda xp, x: xp.arccosh(x), poles=True, dx=lambda g, x: g / (sqrt(x - 1.0) * sqrt(x + 1.0)))
-_atanh = Primitive("atanh", lambda xp, x: xp.arctanh(x), poles=True, dx=lambda g, x: g / ((1.0 - x) * (1.0 + x)))
+_atanh = Primitive("atanh", lambda xp, x: xp.arctanh(x), poles=True, dx=lambda g, x: g / _below_one(x))
 
 
 def sin(x: Any, /) -> Tensor:

@@ -85,6 +85,23 @@ def test_checkpoint_of_captured_weights_and_several_results():
     assert n == 7
 
 
+@pytest.mark.parametrize(
+    "later, words",
+    [
+        (lambda x: rt.sum(x * 2.0, keepdims=True), r"\(1,\)"),
+        (lambda x: rt.astype(x * 2.0, rt.float32), "float32"),
+        (lambda x: (x * 2.0, x), r"\(3,\), 'float64'\), \(\(3,\)"),
+        (lambda x: x.detach(), r"\[\]"),
+    ],
+)
+def test_a_function_that_gives_other_results_when_it_runs_again_is_refused(later, words):
+    functions = iter([lambda x: x * 2.0, later])
+    x = rt.tensor([1.0, 2.0, 3.0], dtype=rt.float64, device=rt.Cpu()).require_grad()
+    y = checkpoint(lambda x: next(functions)(x))(x)
+    with pytest.raises(RuntimeError, match="checkpoint: the function gave.*" + words):
+        y.sum().backward()
+
+
 def test_nested_checkpoints_and_second_order():
     f = checkpoint(lambda x: checkpoint(lambda y: y * y * y)(x) * x)
     x = rt.tensor(2.0, dtype=rt.float64, device=rt.Cpu())

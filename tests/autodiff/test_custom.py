@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import ruda_tensor as rt
-from ruda_autodiff import HigherDerivativeUnsupported, custom_gradient, grad, no_grad
+from ruda_autodiff import AnomalyError, HigherDerivativeUnsupported, anomaly_mode, custom_gradient, grad, no_grad
 
 
 def leaf(values):
@@ -70,6 +70,8 @@ def test_untracked_calls_do_not_record():
     [
         (lambda g: (g, g), ValueError, "2 gradients for 1"),
         (lambda g: g.sum().reshape((1, 1)).reshape(()) if False else rt.ones((5,), device=rt.Cpu()), ValueError, "shape"),
+        (lambda g: rt.ones((1, 1, 1), device=rt.Cpu()), ValueError, "named.*shape"),
+        (lambda g: rt.ones((5, 1), device=rt.Cpu()), ValueError, "named.*shape"),
         (lambda g: 3.0, TypeError, "tensors"),
     ],
 )
@@ -85,6 +87,35 @@ def test_wrong_rules_are_named(rule, error, words):
 def test_a_function_that_returns_no_rule():
     with pytest.raises(TypeError, match="return y, lambda g"):
         custom_gradient(lambda x: x * 2.0)(leaf([1.0]))
+
+
+def test_an_operation_without_results_is_named():
+    @custom_gradient
+    def nothing(x):
+        return (), lambda: x
+
+    with pytest.raises(TypeError, match="nothing: the results must be tensors, got none"):
+        nothing(leaf([1.0]))
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_anomaly_mode_finds_a_rule_that_makes_nan(results):
+    @custom_gradient
+    def spoilt(x):
+        return tuple(x * 1.0 for _ in range(results)), lambda *g: g[0] * float("nan")
+
+    with anomaly_mode(), pytest.raises(AnomalyError, match="'spoilt' made the first NaN"):
+        spoilt(leaf([1.0]))[0].sum().backward()
+
+
+def test_anomaly_mode_leaves_a_rule_alone_that_passes_nan_on():
+    @custom_gradient
+    def passing(x):
+        return (x * 1.0, x * 2.0), lambda g, h: g + 2.0 * h
+
+    with anomaly_mode(), pytest.raises(AnomalyError, match="'sqrt'"):  # its NaN reaches `passing` as one of two gradients
+        x = leaf([0.0])
+        (rt.sqrt(passing(x)[0]) * 0.0).sum().backward()
 
 
 def test_none_means_no_gradient():

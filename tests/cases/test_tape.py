@@ -1,6 +1,7 @@
 """Neighbours of the tape cases: custom operations and checkpoints in the places of built-in ones."""
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
 import weakref
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import ruda_tensor as rt
-from ruda_autodiff import Autodiff, checkpoint, custom_gradient, grad, hessian, no_grad, value_and_grad, vjp
+from ruda_autodiff import Autodiff, checkpoint, custom_gradient, grad, hessian, is_recording, no_grad, value_and_grad, vjp
 from tests.tensor._helpers import close
 
 
@@ -128,3 +129,65 @@ def test_TAPE_08_operations_with_several_results_can_be_walked_twice(device):
     assert first == y.backward()[x].tolist() == [4, 8]
     with pytest.raises(RuntimeError, match="retain_graph"):
         y.backward()
+
+
+def test_TAPE_10_a_coroutine_has_no_grad_only_while_it_runs():
+    @no_grad()
+    async def load(seen):
+        seen.append(is_recording())
+        await asyncio.sleep(0)
+        seen.append(is_recording())
+        return "loaded"
+
+    async def main():
+        seen, own = [], []
+        task = asyncio.gather(load(seen), load(seen))
+        while not task.done():
+            own.append(is_recording())
+            await asyncio.sleep(0)
+        return seen, own, task.result()
+
+    seen, own, found = asyncio.run(main())
+    assert seen == [False] * 4 and own and all(own) and found == ["loaded", "loaded"]
+    with pytest.raises(TypeError, match="decorates functions, not a class"):
+        no_grad()(type("Model", (), {}))
+
+
+SETTINGS = {
+    "full": lambda x, s: rt.full((2,), s),
+    "full_like": lambda x, s: rt.full_like(x, s),
+    "linspace": lambda x, s: rt.linspace(0.0, s, 3),
+    "arange": lambda x, s: rt.arange(0.0, s, 0.25),
+    "leaky_relu": lambda x, s: rt.leaky_relu(x, s),
+    "elu": lambda x, s: rt.elu(x, s),
+    "softplus": lambda x, s: rt.softplus(x, s),
+    "smooth_l1": lambda x, s: rt.smooth_l1(x, 3.0, beta=s),
+    "huber": lambda x, s: rt.huber(x, 3.0, delta=s),
+    "cross_entropy": lambda x, s: rt.cross_entropy(x, rt.tensor([0, 1], device=x.device), label_smoothing=s),
+    "batch_norm": lambda x, s: rt.batch_norm(x, rt.zeros_like(x[0]), rt.ones_like(x[0]), training=True, momentum=s)[1],
+    "layer_norm": lambda x, s: rt.layer_norm(x, eps=s),
+    "dropout": lambda x, s: rt.dropout(x, s, training=True),
+    "norm": lambda x, s: rt.norm(x, ord=s),
+    "pad": lambda x, s: rt.pad(x, 1, value=s),
+    "attention": lambda x, s: rt.scaled_dot_product_attention(x, x, x, scale=s),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_TAPE_12_a_number_that_is_a_tracked_tensor_is_not_dropped_unseen(name):
+    x = rt.tensor([[0.5, -1.0], [2.0, 3.0]], device=rt.Cpu())
+    number = 2.0 if name == "norm" else 0.5
+    found = []
+    for same in (number, np.float32(number)):  # NumPy's numbers are as good as Python's
+        rt.random.seed(3)
+        found.append(SETTINGS[name](x, same).numpy())
+    np.testing.assert_array_equal(*found)
+    with pytest.raises((TypeError, ValueError), match=r"number.*tracked|numbers, and.*would lose its gradient"):
+        SETTINGS[name](x, rt.tensor(number, device=rt.Cpu()).require_grad())
+
+
+def test_filling_with_a_tracked_number_is_fine_where_nothing_is_recorded():
+    x = rt.tensor(0.5, dtype=rt.float64, device=rt.Cpu()).require_grad()
+    with no_grad():
+        assert rt.full(2, x, device=rt.Cpu()).tolist() == [0.5, 0.5] and rt.full(2, x, device=rt.Cpu()).dtype == rt.float64
+    assert rt.full(2, x.detach(), device=rt.Cpu()).tolist() == [0.5, 0.5]

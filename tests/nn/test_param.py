@@ -92,3 +92,18 @@ def test_the_tensor_it_was_made_of_is_not_its_memory_to_change():
         model = One(Param(x))
         SgdConfig().init().step(1.0, model, GradientsParams({model.x: rt.ones((2,))}))
         assert x.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [rt.float16, rt.bfloat16, rt.float32, rt.float64], ids=str)
+def test_TAPE_05_no_buffer_of_pickle_reaches_the_memory_of_a_parameter(dtype):
+    p, buffers = Param(rt.tensor([2.0, 3.0], dtype=dtype, device=rt.Cpu())), []
+    data = pickle.dumps(p, protocol=5, buffer_callback=buffers.append)
+    assert all(b.raw().readonly for b in buffers)
+    own = [bytearray(b) for b in buffers]
+    again, near = pickle.loads(data, buffers=own), pickle.loads(data, buffers=buffers)
+    for b in own:
+        b[:] = bytes(len(b))
+    assert again.tolist() == [2, 3] and again.id == p.id and again.is_require_grad()
+    assert not np.shares_memory(near._data, p._data), "an update in place of one would change the other"
+    assert again.dtype is dtype, "hot paths compare dtypes by identity"
+    assert pickle.loads(pickle.dumps(p)).dtype is dtype

@@ -136,3 +136,15 @@ def test_values_and_gradients_agree_with_pytorch(name):
     close(y, u.detach().numpy(), rtol=1e-9, atol=1e-12)
     (u**2).sum().backward()
     close(x.grad(rt.sum(y**2).backward()), t.grad.numpy(), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [rt.float32, rt.float64], ids=str)
+def test_slopes_far_out_are_those_of_the_limits(dtype, device):
+    """What is left of a term that vanishes must not be multiplied by a huge x."""
+    top = float(rt.finfo(dtype).max)
+    for name in ALL:
+        x = rt.tensor([-top, -1e20, 1e12, 1e20, top], dtype=dtype, device=device).require_grad()
+        slopes = x.grad(getattr(rt, name)(x).backward()).numpy()
+        left = 0.01 if name == "leaky_relu" else 1.0 if name == "logsigmoid" else 0.0
+        right = 0.0 if name in ("relu6", "hardtanh", "sigmoid", "logsigmoid") else 1.0
+        np.testing.assert_allclose(slopes, [left, left, right, right, right], rtol=1e-6, atol=1e-12, err_msg=name)

@@ -1,6 +1,8 @@
 """Making tensors: ranges, grids, triangles, fills, and DLPack both ways."""
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,23 @@ def test_shapes_are_checked(device):
         rt.full(2, 300, dtype=rt.uint8, device=device)
 
 
+def test_arrays_of_other_libraries_keep_their_dtype(device):
+    for kind in ("d", "f", "q", "b"):
+        plain = array(kind, [1, 2])
+        for values in (plain, memoryview(plain), memoryview(np.asarray(plain))):
+            assert rt.tensor(values, device=device).dtype == rt.asarray(values, device=device).dtype == np.asarray(plain).dtype
+    assert rt.tensor([memoryview(np.ones(2))], device=device).dtype == rt.float64
+    assert rt.tensor([np.float64(1), 2.0], device=device).dtype == rt.float32, "NumPy's numbers count as Python's"
+    assert rt.tensor(range(3), device=device).dtype == rt.int32
+
+
+def test_what_a_number_needs_is_said():
+    for value, wide in ((2**31, "int64"), (-(2**31) - 1, "int64"), (2**63, "uint64")):
+        with pytest.raises(OverflowError, match=f"dtype=rt.{wide}"):
+            rt.tensor([value, value], device=CPU)
+        assert rt.tensor(value, dtype=wide, device=CPU).item() == value
+
+
 def test_dlpack_shares_numpy_memory():
     a = np.arange(6.0).reshape(2, 3)
     x = rt.from_dlpack(a)
@@ -167,6 +186,10 @@ def test_dlpack_with_pytorch():
     assert x[0, 0].item() == 7.0
     for kind in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.uint8, torch.bool):
         x = rt.from_dlpack(torch.tensor([0, 1, 1]).to(kind))
+        own = torch.tensor([0, 1, 1]).to(kind)
+        y = rt.tensor(own, device=CPU)  # copies, in the same dtype
+        own.zero_()
+        assert y.dtype == x.dtype and y.tolist() == x.tolist()
         assert str(x.dtype) == str(kind).split(".")[1] and x.astype(rt.int32).numpy().tolist() == [0, 1, 1]
     assert torch.from_dlpack(rt.ones(3, device=CPU)).tolist() == [1, 1, 1]
     with pytest.raises(BufferError):

@@ -301,3 +301,20 @@ def test_large_errors_of_huber_and_smooth_l1_are_not_squared_on_the_way(dtype, d
     ):
         assert losses.tolist() == [*expected, float("inf")]
         assert losses.sum().backward()[x].tolist() == slope
+
+
+@pytest.mark.parametrize("dtype", [rt.float16, rt.bfloat16], ids=str)
+def test_DTYPE_a_number_met_in_float32_is_not_rounded_to_a_half_type(dtype):
+    values = np.random.default_rng(0).uniform(-0.9, 0.9, (40, 3)).astype(np.float32)
+    x = rt.tensor(values, dtype=dtype, device=CPU)
+    wide = x.astype(rt.float32)
+    calls = {
+        "mse": lambda x: rt.mse(x, 0.3, reduction="none"),
+        "mae": lambda x: rt.mae(x, np.float64(0.3), reduction="none"),
+        "huber": lambda x: rt.huber(x, 0.3, delta=0.5, reduction="none"),
+        "binary_cross_entropy_with_logits": lambda x: rt.binary_cross_entropy_with_logits(x, 0.3, reduction="none"),
+        "lerp": lambda x: rt.lerp(x, rt.flip(x), 0.3),
+    }
+    for name, call in calls.items():
+        assert call(x).dtype == dtype
+        np.testing.assert_array_equal(call(x).tolist(), call(wide).astype(dtype).tolist(), err_msg=name)

@@ -47,6 +47,11 @@ def test_norm_of_infinities_nothing_and_scalars(device):
     close(gradient(rt.norm, -2.0, device), -1.0)
 
 
+def test_a_norm_beyond_the_range_is_inf_without_a_warning(device):
+    for order in (1.5, 2, 3):
+        assert rt.norm(rt.tensor([3e38, 3e38], device=device), order).item() == rt.inf
+
+
 def test_norm_refuses_orders_that_are_no_norm():
     for order in (0, 0.5, -1, "fro", True):
         with pytest.raises(ValueError, match="norm: ord must be"):

@@ -229,3 +229,11 @@ def test_CUDA_12_a_forked_child_is_told_to_spawn():
 
 def test_bfloat16_is_the_dtype_of_ml_dtypes():
     assert rt.bfloat16 == np.dtype(ml_dtypes.bfloat16) and rt.FloatDType.BF16.dtype is rt.bfloat16
+
+
+def test_a_number_is_formatted_as_one(device):
+    loss = rt.tensor(1.25, dtype=rt.bfloat16, device=device).require_grad()
+    assert f"{loss:.1f} {loss:8.3f}" == "1.2    1.250" and f"{rt.tensor(7, device=device):03d}" == "007"
+    assert f"{loss}" == repr(loss)
+    with pytest.raises(TypeError, match=r"format: a tensor of shape \(1,\)"):
+        format(rt.ones(1, device=device), ".1f")

@@ -149,3 +149,13 @@ def test_gradients_agree_with_pytorch(name):
 def test_references_of_scipy_hold_for_erf():
     x = np.linspace(-3, 3, 101)
     close(rt.erf(rt.tensor(x, device=CPU)), sp.erf(x), rtol=1e-14)
+
+
+@pytest.mark.parametrize("name, factor", [("asin", 1.0), ("acos", -1.0), ("atanh", 2.0)])
+@pytest.mark.parametrize("dtype, rtol", [(rt.float32, 1e-6), (rt.float64, 1e-14)], ids=str)
+def test_second_derivatives_keep_the_digits_of_a_small_argument(name, factor, dtype, rtol, device):
+    small = np.array([1e-20, -1e-12, 1e-6, 1e-4])
+    x = rt.tensor(small, dtype=dtype, device=device)
+    found = ra.hessian(lambda x: getattr(rt, name)(x).sum())(x).numpy().diagonal()
+    power = 2.0 if name == "atanh" else 1.5
+    np.testing.assert_allclose(found, factor * small / (1 - small**2) ** power, rtol=rtol)
