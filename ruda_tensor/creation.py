@@ -10,7 +10,7 @@ import numpy as np
 from . import backend
 from .devices import Cpu, Cuda, Device, resolve_device
 from .dtypes import ALL, BFLOAT16, BOOL, as_dtype, weak_result
-from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, value_of
+from .ops._common import as_tensor, cast, full_scalar, resolve_dtype, scalar_of, value_of
 from .ranges import arange, diag, eye, linspace, meshgrid, tril, triu
 from .tensor import Tensor
 
