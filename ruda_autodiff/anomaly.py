@@ -37,9 +37,12 @@ def _has_nan(x: Tensor) -> bool:
     return bool(x.device.xp.isnan(data).any())
 
 
-def check_anomaly(node: Node, incoming: Tensor, gradient: Tensor) -> None:
-    """Raise where the rule of `node` made a NaN that did not come in with `incoming`."""
-    if not _has_nan(gradient) or _has_nan(incoming):
+def check_anomaly(node: Node, incoming: Tensor | list[Tensor | None], gradient: Tensor) -> None:
+    """Raise where the rule of `node` made a NaN that did not come in with `incoming`, a list for several results."""
+    if not _has_nan(gradient):
+        return
+    arrived = [incoming] if isinstance(incoming, Tensor) else incoming
+    if any(part is not None and _has_nan(part) for part in arrived):
         return
     stack = getattr(node, "trace", None)
     where = "".join(traceback.format_list(stack)) if stack else "  (recorded outside anomaly_mode(): no stack was kept)\n"
