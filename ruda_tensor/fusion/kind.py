@@ -19,6 +19,8 @@ from .evaluate import evaluate
 from .symbols import Symbol
 from .trace import Trace
 
+MOST_SETS = 256  # of used results that an operation remembers
+
 
 class Kind:
     """A function on one kind of arguments: what it computes, whatever the numbers.
@@ -155,6 +157,8 @@ class Generated(Composite):
         with self.lock:  # threads may walk backward at once, and share the trace
             found = self.partial.get(arrived)
             if found is None:
+                if len(self.partial) >= MOST_SETS:
+                    self.partial.clear()
                 found = self.partial[arrived] = Derivative(self.kind, self.needs, self.trace, arrived)
         return found
 
