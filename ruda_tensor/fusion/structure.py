@@ -23,6 +23,8 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Callable[[Sequence[Tensor]
         tensors.append(value)
         return lambda made: made[place]
     if kind is dict:
+        if any(isinstance(key, Tensor) for key in value):
+            raise FusionError("dict with tensors as keys")
         named = {key: taken_apart(part, tensors) for key, part in value.items()}
         return lambda made: {key: part(made) for key, part in named.items()}
     if kind is tuple or kind is list or (isinstance(value, tuple) and hasattr(value, "_make")):

@@ -20,7 +20,6 @@ from ruda_tensor.kernels import generated
 from ruda_tensor.kernels.gate import use_fused
 from ruda_tensor.kernels.launch import HITS
 
-from ..static._capture import recording_device
 from ._hooks import launching, seed_of
 from .test_fuse import DIMENSIONS, LAYOUTS, ONES, UNIT, draw, expressions, poison
 
@@ -216,6 +215,22 @@ def test_a_half_gradient_of_two_results_is_rounded_once(place):
     assert g.tolist() == whole.astype(rt.float32).numpy().tolist()
 
 
+def test_a_half_result_beside_it_does_not_make_a_float32_result_quick(place):
+    def f(x):
+        z = rt.tanh(x) / (x * x + 0.3)
+        return z.astype(rt.bfloat16), z
+
+    (x,) = draw(place, rt.float32, (5000,))
+    for used in ((1,), (0, 1)):
+        values, gradients = run(rt.fuse(f), [x], used)
+        exact, slopes = run(f, [x.astype(rt.float64)], used, False, False, order=2)
+        near(values[1], exact[1], 4e-7, used)
+        near(gradients[0], slopes[0], 2e-6, used)
+    operation = rt.fuse(f)(x.require_grad())[1]._node.parents[0].op
+    assert not operation.kind.program.quick and not operation.derivative.program.quick
+    assert operation.partly((True, False)).program.quick, "its only result is rounded to a half type"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_views_are_read_where_they_lie(name, place):
     f = rt.fuse(gates)
@@ -322,6 +337,7 @@ REFUSED = {
     "a result that is generator": lambda x: (y for y in (x, x)),
     "a result that is tuple without a tensor": lambda x: (None, 3.0),
     "a result that is a tensor from elsewhere": lambda x: (x * 2.0, OUTSIDE),
+    "a result that is dict with tensors as keys": lambda x: {x: x * 2.0},
     "a result that is object": lambda x: {"a": [x, object()]},
     "'sum' is not elementwise": lambda x: (x * 2.0, rt.sum(x)),
 }
@@ -361,27 +377,3 @@ def test_any_results_agree_with_float64(data, shape):
             return [v if d is None or x.dtype == rt.float64 else v.astype(d) for v, d in zip(values, casts)]
 
         check(rt.fuse(f), f, xs, used, slack=8.0)
-
-
-@pytest.mark.parametrize("dtype", [rt.float32, rt.bfloat16], ids=str)
-def test_in_a_captured_step(dtype, monkeypatch):
-    f = rt.fuse(lambda x, y: {"gates": gates(x, y), "x": x, "number": 3})
-
-    def step(x, y, g):
-        leaves = x.require_grad(), y.require_grad()
-        made = f(*leaves)
-        walk = Walk(False, 1)
-        with _Setting(recording=False, order=1):
-            walk.add(made["gates"][1]._node, g)
-            walk.add(made["x"]._node, g)
-            walk.run()
-        return *[z.detach() for z in made["gates"]], walk.leaves[leaves[1]._node]
-
-    with recording_device(monkeypatch) as device:
-        graph = None
-        for seed in range(4):
-            inputs = draw(device, dtype, (6, 40), (6, 40), (6, 40), seed=seed)
-            graph = rt.StaticGraph(step, *inputs) if graph is None else graph
-            found, expected = graph.replay(*inputs), step(*inputs)
-            assert [t.numpy().tobytes() for t in found] == [t.numpy().tobytes() for t in expected]
-        assert graph is not None and graph.info["recorded"]
