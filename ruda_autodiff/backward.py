@@ -228,28 +228,30 @@ class Walk:
             return [(p, None if p is None else op.rule(i, g, shapes, static or {}, inputs)) for i, p in enumerate(parents)]
         return plan.pull(self, node, g)
 
-    def pull_composite(self, node: Node, g: Tensor) -> list[Tensor | None]:
-        """Run a composite's hand-derived body on raw arrays."""
-        op, device = node.plan, g.device
+    def pull_composite(self, node: Node, g: Any) -> list[Tensor | None]:
+        """Run a composite's hand-derived body on raw arrays; that of several results gets a list of gradients."""
+        op: Any = node.plan
+        device = g.device if isinstance(g, Tensor) else next(part for part in g if part is not None).device
         if self.order == 2:
             raise HigherDerivativeUnsupported(
                 f"'{op.name}' was recorded for first derivatives only; record for second ones: "
                 "with ruda_autodiff.record(order=2): ..., or use grad(grad(f)), hessian, hvp"
             )
+        raw = g._data if isinstance(g, Tensor) else [None if part is None else part._data for part in g]
         if not device.guarded:
-            return self._pull_composite(node, g)
+            return self._pull_composite(node, raw, device)
         with device.guard():
-            return self._pull_composite(node, g)
+            return self._pull_composite(node, raw, device)
 
-    def _pull_composite(self, node: Node, g: Tensor) -> list[Tensor | None]:
-        op, device = node.plan, g.device
+    def _pull_composite(self, node: Node, g: Any, device: Any) -> list[Tensor | None]:
+        op = node.plan
         (kept, extras), static = node.kept
         needs = tuple([p is not None for p in node.parents])  # type: ignore[union-attr]
         result, fused = None, op.fused if device.launches else None
         spend = self.may_spend(op, kept, device) if fused is not None and fused.spends else {}
         if spend:
             node.parents = node.kept = None  # consumed, also where what follows fails
-        arrays, static = [g._data, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
+        arrays, static = [g, *[k._data if isinstance(k, Tensor) else k for k in kept]], static or {}
         if fused is not None:
             result = self.pull_onto(node, fused.backward, arrays, extras, needs, static, device) if fused.adds else None
             if result is None:

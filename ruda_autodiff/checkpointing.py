@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ruda_tensor.operation import Composite, Primitive, Variadic, apply, call
+from ruda_tensor.operation import Composite, Primitive, Variadic, apply, call, call_several
 from ruda_tensor.random.state import noting, replaying
 from ruda_tensor.tensor import Tensor
 
 from .backward import HigherDerivativeUnsupported
-from .several import Own, attach_results
+from .several import Own, Pick, attach_results
 from .tape import Node, _Setting, mode
 from .trees import map_tensors, tensors_of
 
@@ -129,6 +129,18 @@ class BalancedNode(Node):
     def record_composite(self, op: Composite, inputs: tuple, static: dict, out: Tensor, extras: tuple) -> None:
         super().record_composite(op, inputs, static, out, extras)
         self._forget(op, inputs, static, out)
+
+    def record_several(self, op: Any, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+        outs = super().record_several(op, inputs, results)
+        picks: list[Any] = [y._node for y in outs if y._node is not None]
+        if picks:
+            owner = picks[0].parents[0]
+            (kept, extras), static = owner.kept
+            owner.recipe = (op, tuple(_store(x) for x in inputs), None)
+            owner.plan, owner.kept = Recompute(op), ("kept", ([_store(k) for k in kept], extras), static)
+            for pick in picks:
+                pick.recipe = (pick.plan, (owner,), None)
+        return outs
 
     def record_custom(self, op: Any, inputs: tuple, static: dict | None, out: Tensor) -> None:
         super().record_custom(op, inputs, static, out)
@@ -252,9 +264,18 @@ def materialize(x: Any, values: dict[Node, Tensor]) -> Any:
             stack += missing
             continue
         ready = tuple(values[i] if isinstance(i, BalancedNode) else _untracked(i) for i in inputs)
-        values[node] = call(op, ready, static) if isinstance(op, Composite) else apply(op, ready, static)
+        values[node] = _computed(op, ready, static)
         stack.pop()
     return values[x]
+
+
+def _computed(op: Any, inputs: tuple, static: dict | None) -> Any:
+    """The result of an operation, the list of those of a composite that has several, or one out of such a list."""
+    if isinstance(op, Pick):
+        return inputs[0][op.index]
+    if isinstance(op, Composite):
+        return call_several(op, inputs) if op.several else call(op, inputs, static)
+    return apply(op, inputs, static)
 
 
 def _untracked(x: Any) -> Any:

@@ -5,6 +5,7 @@ one `Pick` node per result that hands its gradient over; the picks are newer, so
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ruda_tensor.dtypes import is_floating
@@ -33,19 +34,22 @@ class Own:
 class Pick(Own):
     """One result out of several."""
 
-    def __init__(self, owner: Own, index: int, count: int) -> None:
+    def __init__(self, owner: Any, index: int, count: int) -> None:
         self.name, self.index, self.count = owner.name, index, count
 
     def pull(self, walk: Any, node: Node, g: Tensor) -> list:
         assert node.parents is not None and node.parents[0] is not None
         walk.add_output(node.parents[0], self.index, self.count, g)
+        walk.values.pop(node, None)
         return []
 
 
-def attach_results(op: Own, recorder: Node, inputs: tuple, kept: Any, results: list[Tensor]) -> list[Tensor]:
+def attach_results(
+    op: Any, recorder: Node, inputs: tuple, kept: Any, results: list[Tensor], live: Sequence[bool] | None = None
+) -> list[Tensor]:
     """Return bare copies of `results` that are on the tape as the results of `op`, whose `pull` gets a list of gradients.
 
-    Those of integers and bools stay bare: nothing has a derivative through them.
+    Those of integers and bools stay bare, for nothing has a derivative through them, and so do those that are not `live`.
     """
     if not mode.recording:
         return results
@@ -54,6 +58,14 @@ def attach_results(op: Own, recorder: Node, inputs: tuple, kept: Any, results: l
     recorder.attach(op, parents, kept, None, outs[0])
     owner, outs[0]._node = outs[0]._node, None
     for i, out in enumerate(outs):
-        if is_floating(out.dtype):
+        if is_floating(out.dtype) and (live is None or live[i]):
             recorder.attach(Pick(op, i, len(outs)), (owner,), None, None, out)
     return outs
+
+
+def attach_composite(op: Any, recorder: Node, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+    """See `Node.record_several`."""
+    if not mode.recording:
+        return results
+    kept = [inputs[op.inputs.index(name)] for name in op.keeps]
+    return attach_results(op, recorder, inputs, (kept, ()), results, op.live)

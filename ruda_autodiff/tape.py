@@ -156,6 +156,12 @@ class Node:
 
         return attach_results(op, self, inputs, None, results)
 
+    def record_several(self, op: Any, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
+        """Return `results` on the tape as those of one composite; called by `call_several`."""
+        from .several import attach_composite
+
+        return attach_composite(op, self, inputs, results)
+
     def record_recomputed(self, name: str, prepare: Callable, inputs: tuple, results: list[Tensor]) -> list[Tensor]:
         """Return `results` on the tape as those of one call that keeps nothing but `prepare()`: a function that gives
         them again, tracked, for first derivatives. It is not asked for where nothing is recorded."""

@@ -276,10 +276,12 @@ class Composite:
     `expression(*tensors, **static)` defines it and is what higher derivatives record. `forward(xp, *arrays, **static)`
     returns `out` or `(out, *extras)`; `backward(xp, g, *kept, needs, **static)` returns a raw gradient per input,
     with `kept` the arrays named in `keeps` (inputs by name, or `out`) followed by the extras. `fused`: see there.
+    One with `several` results is run by `call_several`.
     """
 
     __slots__ = ("name", "expression", "forward", "backward", "inputs", "keeps", "memory_bound", "fused")
     joint = True
+    several = False
     computes = True
     pulls = None
 
@@ -325,6 +327,29 @@ def call(op: Composite, inputs: tuple, static: dict[str, Any] | None = None) -> 
     if node is not None:
         node.record_composite(op, inputs, static, out, extras)
     return out
+
+
+def call_several(op: Any, inputs: tuple) -> list[Tensor]:
+    """`call` for a composite with several results: `expression` and `forward` return lists, and there are no extras.
+
+    Its backward bodies get a list of gradients, with None for a result that was not used; `op.live` says which results
+    depend on the tracked inputs. It keeps inputs only, and `forward` asks its kernel itself.
+    """
+    node = device = None
+    arrays = []
+    for x in inputs:
+        if isinstance(x, Tensor):
+            arrays.append(x._data)
+            node = x._node if node is None else node
+            device = x.device
+        else:
+            arrays.append(x)
+    assert device is not None, f"{op.name}: no tensor among the inputs"
+    if node is not None and node.expands():
+        return op.expression(*inputs)
+    with device.entered():
+        results = [Tensor._wrap(array, device) for array in op.forward(device.xp, *arrays)]
+    return results if node is None else node.record_several(op, inputs, results)
 
 
 def run_composite(op: Composite, device: Any, arrays: list, static: dict[str, Any]) -> tuple[Any, tuple]:

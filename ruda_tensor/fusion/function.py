@@ -2,154 +2,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..devices import Device
 from ..dtypes import FLOAT32, FLOATING, HALF
-from ..kernels.gate import fused, use_fused
-from ..kernels.generated import run
-from ..operation import Composite, Fused, Primitive, apply, call, install_generator
-from ..tensor import Tensor, common_device
-from .codegen import program
-from .evaluate import evaluate
+from ..kernels.gate import fused
+from ..operation import Primitive, apply, install_generator
+from ..tensor import Tensor
+from .kind import Kind, layout
+from .results import Results, kind_of
 from .symbols import FusionError
-from .trace import Trace
 
 MOST_KINDS = 256  # of arguments that a function remembers
 
 
-class Kind:
-    """A function on one kind of arguments: what it computes, whatever the numbers.
-
-    `examples`: for each input a tensor or a NumPy scalar that has its dtype and shape, or None. `free`: whether the shapes
-    are those of a call, broadcast in the same way, and not always those of the examples.
-    """
-
-    def __init__(self, f: Callable, examples: Sequence[Any], device: Device, free: bool = False) -> None:
-        self.f, self.device, self.free = f, device, free
-        self.examples = [_without_numbers(x) if isinstance(x, Tensor) else x for x in examples]
-        (out,) = Trace(f, self.examples, device).outs
-        assert out is not None
-        self.shape, self.dtype = out.shape, out.dtype
-        self.program, self.reads, self.given = program("fused_forward", [out], out.dtype in HALF)
-        self.operations: dict[tuple[bool, ...], Generated] = {}
-
-    def operation(self, needs: tuple[bool, ...]) -> Generated:
-        """The operation whose backward gives the gradients of the inputs marked in `needs`."""
-        found = self.operations.get(needs)
-        if found is None:
-            found = self.operations[needs] = Generated(self, needs)
-        return found
-
-    def __call__(self, inputs: tuple) -> Tensor:
-        device, tracked = self.device, False
-        for x in inputs:
-            if isinstance(x, Tensor):
-                tracked = tracked or x._node is not None
-                if x.device is not device:
-                    common_device(getattr(self.f, "__name__", "fuse"), device, x.device)
-        if tracked and self.dtype in FLOATING:
-            return call(self.operation(tuple([isinstance(x, Tensor) and x._node is not None for x in inputs])), inputs)
-        arrays = [x._data if isinstance(x, Tensor) else x for x in inputs]
-        if not device.guarded:
-            return Tensor._wrap(self.ahead(device.xp, *arrays), device)
-        with device.guard():
-            return Tensor._wrap(self.ahead(device.xp, *arrays), device)
-
-    def ahead(self, xp: Any, *arrays: Any) -> Any:
-        """The raw result, by the kernel or by the function itself."""
-        shape = layout(tuple([a.shape for a in arrays if hasattr(a, "shape")]))[1] if self.free else self.shape
-        found = run(xp, self.program, shape, [arrays[i] for i in self.reads], [arrays[i] for i in self.given])
-        return self.plain(xp, *arrays) if found is None else found[0]
-
-    def plain(self, xp: Any, *arrays: Any) -> Any:
-        """The raw result of the function itself."""
-        device = self.device
-        with use_fused(False):  # an elementwise primitive of half types would come back here
-            return self.f(*[Tensor._wrap(a, device) if isinstance(a, device.array_type) else a for a in arrays])._data
-
-
-def _without_numbers(x: Tensor) -> Tensor:
-    """A tensor of the same dtype and shape that holds no memory."""
-    xp = x.device.xp
-    with x.device.guard():
-        return Tensor._wrap(xp.broadcast_to(xp.zeros((), x.dtype), x.shape), x.device)
-
-
-class Generated(Composite):
-    """A function as an operation: `expression` is the function, and both directions are one generated kernel each.
-
-    It keeps the inputs that its derivative reads, and computes from them whatever else the derivative needs.
-    """
-
-    __slots__ = ("kind", "needs", "derivative")
-
-    def __init__(self, kind: Kind, needs: tuple[bool, ...]) -> None:
-        self.kind, self.needs = kind, needs
-        self.name = getattr(kind.f, "__name__", "fused")
-        self.expression = kind.f
-        self.fused = Fused("fused.cuh", kind.ahead, self.back)
-        self.forward, self.backward = kind.plain, self.back
-        self.inputs = tuple([f"x{i}" for i in range(len(needs))])
-        self.memory_bound = True
-        self.derivative: Derivative | None = None
-
-    @property
-    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The inputs that the derivative reads, found when an operation is recorded for the first time."""
-        if self.derivative is None:
-            self.derivative = Derivative(self.kind, self.needs)
-        return self.derivative.keeps
-
-    def back(self, xp: Any, g: Any, *kept: Any, needs: tuple[bool, ...]) -> list[Any]:
-        assert self.derivative is not None
-        return self.derivative(xp, g, kept)
-
-
-class Derivative:
-    """The gradients of the inputs in `needs` as expressions of the inputs and of the gradient of the result.
-
-    They have the shape of the result: whoever adds them up adds what broadcasting joined. A half gradient that is to be
-    added up is written in float32.
-    """
-
-    def __init__(self, kind: Kind, needs: tuple[bool, ...]) -> None:
-        outs = iter(Trace(kind.f, kind.examples, kind.device, needs).outs)
-        self.seed = len(needs)
-        self.found = [next(outs) if need else None for need in needs]
-        for i, (out, x) in enumerate(zip(self.found, kind.examples, strict=True)):
-            if out is not None and not self.is_seed(out.astype(x.dtype)):
-                self.found[i] = out.astype(FLOAT32 if x.dtype in HALF and x.shape != kind.shape else x.dtype)
-            elif out is not None:
-                self.found[i] = out.astype(x.dtype)
-        self.outs = [out for out in self.found if out is not None and not self.is_seed(out)]
-        self.program, self.reads, self.given = program("fused_backward", self.outs, kind.dtype in HALF)
-        self.kept = tuple([i for i in (*self.reads, *self.given) if i != self.seed])
-        self.keeps = tuple([f"x{i}" for i in self.kept])
-
-    def is_seed(self, out: Any) -> bool:
-        """Whether a gradient is that of the result itself, which is handed on as it is."""
-        return out.op == "input" and out.value == self.seed
-
-    def __call__(self, xp: Any, g: Any, kept: Sequence[Any]) -> list[Any]:
-        if not self.outs:
-            return [None if out is None else g for out in self.found]
-        values = {**dict(zip(self.kept, kept, strict=True)), self.seed: g}
-        made = run(xp, self.program, g.shape, [values[i] for i in self.reads], [values[i] for i in self.given])
-        results = iter(evaluate(xp, self.outs, values, g.shape) if made is None else made)
-        return [None if out is None else g if self.is_seed(out) else next(results) for out in self.found]
-
-
-def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
+def fuse(f: Callable, /) -> Callable:
     """Return `f`, an elementwise function of tensors, as one kernel forward and one backward on a GPU.
 
     Elsewhere, and under `use_fused(False)`, `f` itself runs. f may use every elementwise operation, composites among them,
     and tensors that broadcast. What is reduced, multiplied as matrices, drawn at random, reshaped, indexed or read on the
-    host stays outside.
+    host stays outside. It returns a tensor, or several in tuples, namedtuples, lists and dicts, with None, numbers and text
+    beside them.
 
+    - Results of one shape are written by one kernel, each in its own dtype, and one kernel makes the gradients of the inputs
+      of those that were used. Those of another shape are another pair of kernels. An input that is returned among several
+      results comes back itself.
     - The kernel computes half types in float32 from the first operation to the last and rounds once; f itself rounds
       after every operation, and a cast to a half type inside f rounds nothing. float32 and float64 are rounded as by f,
       up to a last digit where a mathematical function is another's.
@@ -158,8 +38,8 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
     - Only those inputs are kept for backward that the derivative reads. It is derived by the operations' own rules, and
       higher derivatives go by f itself.
 
-    Errors: FusionError, naming the operation, where f is not elementwise or uses a tensor that is not among its
-    arguments; TypeError for an argument that is neither a tensor nor hashable. Both on a GPU only.
+    Errors: FusionError, naming the operation, where f is not elementwise, uses a tensor that is not among its arguments, or
+    returns anything else; TypeError for an argument that is neither a tensor nor hashable. Both on a GPU only.
 
     >>> import ruda_tensor as rt
     >>> @rt.fuse
@@ -167,11 +47,14 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
     ...     return x * rt.sigmoid(1.702 * x) + y
     >>> quick_gelu(rt.tensor([0.0, 1.0], dtype=rt.float64, device=rt.Cpu()), 1.0).numpy()
     array([1.        , 1.84579577])
+    >>> product, gate = rt.fuse(lambda x, y: (x * y, rt.sigmoid(x)))(rt.zeros(2, device=rt.Cpu()), 3.0)
+    >>> product.tolist(), gate.tolist()
+    ([0.0, 0.0], [0.5, 0.5])
     """
-    kinds: dict[tuple, Kind] = {}
+    kinds: dict[tuple, Kind | Results] = {}
 
     @functools.wraps(f)
-    def function(*args: Any, **kwargs: Any) -> Tensor:
+    def function(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values()) if kwargs else args
         tensors = [x for x in given if isinstance(x, Tensor)]
         if not tensors or not tensors[0].device.launches or not fused():
@@ -187,7 +70,7 @@ def fuse(f: Callable[..., Tensor], /) -> Callable[..., Tensor]:
         if kind is None:
             if len(kinds) >= MOST_KINDS:
                 kinds.clear()
-            kind = kinds[key] = Kind(_of_tensors(f, args, kwargs), tensors, tensors[0].device)
+            kind = kinds[key] = kind_of(_of_tensors(f, args, kwargs), tensors, tensors[0].device)
         return kind(tuple(tensors))
 
     return function
@@ -214,7 +97,7 @@ def _of_tensors(f: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable:
     settings = {name: x for name, x in kwargs.items() if not isinstance(x, Tensor)}
 
     @functools.wraps(f)
-    def bound(*tensors: Tensor) -> Tensor:
+    def bound(*tensors: Tensor) -> Any:
         given = list(fixed)
         for i, x in zip(places, tensors, strict=False):
             given[i] = x
@@ -258,15 +141,6 @@ def generated(op: Primitive, inputs: tuple, static: dict[str, Any] | None, devic
             _kinds.clear()
         _kinds[key] = kind
     return kind(inputs)
-
-
-@functools.lru_cache(4096)
-def layout(shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple, tuple[int, ...]]:
-    """How shapes broadcast, whatever their sizes, and the shape they broadcast to."""
-    if shapes.count(shapes[0]) == len(shapes):
-        return (), shapes[0]
-    whole = np.broadcast_shapes(*shapes)
-    return tuple([tuple([n == m for n, m in zip(s[::-1], whole[::-1], strict=False)]) for s in shapes]), whole
 
 
 def _kind_of(op: Primitive, inputs: tuple, static: dict[str, Any] | None, device: Device) -> Kind | None:

@@ -5,7 +5,8 @@ The tape here is a small one of its own, for the tensors of one run, which hold 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..dtypes import FLOAT32, FLOATING, HALF
 from ..operation import Primitive, apply
 from ..ops._common import cast
 from ..tensor import Tensor, leaf_maker
+from .structure import taken_apart
 from .symbols import FusionError, Graph, Namespace, Symbol
 
 PLACE = "the inputs of a fused function"
@@ -84,7 +86,7 @@ class Tape:
             raise FusionError("an operation on a list of tensors")
         bits = 0
         for i, x in enumerate(inputs):
-            if isinstance(x, Tensor) and isinstance(x._node, Recorder) and x._node.live:
+            if isinstance(x, Tensor) and is_live(x):
                 bits |= 1 << i
         plan = op.plan(bits) if bits and out.dtype in FLOATING and recording() else None
         node = Recorder(self, plan is not None, out)
@@ -93,19 +95,28 @@ class Tape:
             self.nodes.append(node)
         return node
 
-    def pull(self, out: Tensor, g: Tensor, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the inputs, each of the broadcast shape or smaller: None where nothing depends on one.
+    def pull(
+        self, outs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The gradients of the inputs for those of some results of one shape: None where nothing depends on one.
 
-        Elementwise rules are linear in g, so what broadcasting has to add up may be added at the end.
+        Each is of that shape or smaller. Elementwise rules are linear in g, so what broadcasting has to add up may be added
+        at the end.
         """
         grads: dict[Recorder, Tensor] = {}
-        if isinstance(out._node, Recorder) and out._node.live:
-            grads[out._node] = g
+        for out, g in zip(outs, gradients, strict=True):
+            if g is not None and is_live(out):
+                add_to(grads, out._node, g)  # a result may be made of another one
         for node in reversed(self.nodes):
             if node in grads:
                 for parent, gradient in pulled(node, grads.pop(node)):
                     add_to(grads, parent, gradient)
         return [None if x is None else grads.get(x._node) for x in inputs]
+
+
+def is_live(x: Tensor) -> bool:
+    """Whether a gradient is wanted through a tensor of a run."""
+    return isinstance(x._node, Recorder) and x._node.live
 
 
 def add_to(grads: dict[Recorder, Tensor], node: Recorder, g: Tensor) -> None:
@@ -148,41 +159,76 @@ _PROBE = Primitive("probe", lambda xp, x: x, half="storage", dx=lambda g: g)
 
 
 class Trace:
-    """A function as expressions: `outs`, of symbols like the inputs."""
+    """A function as expressions: `value` is what it returned, `tensors` the tensors in it, and `outs` their symbols."""
 
     def __init__(self, f: Callable, inputs: Sequence[Any], device: Device, needs: tuple[bool, ...] | None = None) -> None:
         """Run `f` on symbols like `inputs`: tensors, numbers, which a launch gives, and None.
 
-        With `needs`, `outs` are the gradients of the inputs marked there (None where nothing depends on one), and the
-        gradient of the result is one input more.
+        `needs` marks those of which gradients will be asked.
 
         Errors: FusionError, naming the operation, where f is not elementwise or meets tensors that are not its arguments.
         """
-        graph, tape = Graph(), Tape()
-        place = Symbolic(device, graph)
-        starts: list[Tensor | None] = []
+        self.f, self.graph, self.tape = f, Graph(), Tape()
+        self.place = Symbolic(device, self.graph)
+        self.starts: list[Tensor | None] = []
         for i, x in enumerate(inputs):
             if x is None:
-                starts.append(None)
+                self.starts.append(None)
                 continue
             op = "input" if isinstance(x, Tensor) else "given"
-            symbol = graph.make(op, (), x.dtype, x.shape, i)
-            starts.append(tape.start(Tensor._wrap(symbol, place), needs is not None and needs[i]))
+            symbol = self.graph.make(op, (), x.dtype, x.shape, i)
+            self.starts.append(self.tape.start(Tensor._wrap(symbol, self.place), needs is not None and needs[i]))
+        with _explained(f):
+            self.value = f(*self.starts)
+        self.tensors: list[Tensor] = []
         try:
-            out = f(*starts)
-            if not isinstance(out, Tensor) or not isinstance(out._data, Symbol):
-                raise FusionError(f"a result that is {type(out).__name__} and not a tensor made of the arguments")
-            self.outs: list[Symbol | None] = [out._data]
-            if needs is not None:
-                seed = graph.make("input", (), out.dtype, out.shape, len(inputs))
-                found = tape.pull(out, Tensor._wrap(seed, place), starts)
-                self.outs = [None if g is None else g._data for g, need in zip(found, needs, strict=True) if need]
+            taken_apart(self.value, self.tensors)
         except FusionError as error:
-            raise FusionError(_explain(f, error)) from error
-        except ValueError as error:
-            if PLACE not in str(error):
-                raise
-            raise FusionError(_explain(f, FusionError("a tensor that is not among the arguments"), error)) from error
+            raise FusionError(_unfit(f, f"a result that is {error}")) from None
+        if not self.tensors:
+            raise FusionError(_unfit(f, f"a result that is {type(self.value).__name__} without a tensor"))
+        if not all(isinstance(y._data, Symbol) for y in self.tensors):
+            raise FusionError(_unfit(f, "a result that is a tensor from elsewhere"))
+        self.outs: list[Symbol] = [y._data for y in self.tensors]
+        self.live = tuple([is_live(y) for y in self.tensors])
+        self.known = dict(self.graph.known)
+
+    def gradients(self, arrived: tuple[bool, ...]) -> list[Symbol | None]:
+        """For each input its gradient, or None where none is wanted or nothing depends on it.
+
+        Those of the results that `arrived` marks, which have one shape, are read as inputs number len(inputs) and on. Symbols
+        are numbered from where the function's end, so that the numbers, and the text that names them, are the same whatever
+        else was asked before.
+        """
+        self.graph.known, first = dict(self.known), len(self.starts)
+        seeds = [
+            Tensor._wrap(self.graph.make("input", (), y.dtype, y.shape, first + k), self.place) if there else None
+            for k, (y, there) in enumerate(zip(self.outs, arrived, strict=True))
+        ]
+        with _explained(self.f):
+            found = self.tape.pull(self.tensors, seeds, self.starts)
+        return [None if g is None else g._data for g in found]
+
+
+@contextmanager
+def _explained(f: Callable) -> Iterator[None]:
+    """Let errors of a run say which operation of `f` cannot be in a kernel."""
+    try:
+        yield
+    except FusionError as error:
+        raise FusionError(_explain(f, error)) from error
+    except ValueError as error:
+        if PLACE not in str(error):
+            raise
+        raise FusionError(_explain(f, FusionError("a tensor that is not among the arguments"), error)) from error
+
+
+def _unfit(f: Callable, what: str) -> str:
+    """What a function returns, and what to return instead."""
+    return (
+        f"fuse: {getattr(f, '__name__', 'the function')} has {what}; return tensors made of the arguments, one or several in "
+        "a tuple, list or dict, with None and numbers beside them: rt.fuse(lambda x, y: (x * y, x + y))(x, y)"
+    )
 
 
 def _explain(f: Callable, what: FusionError, error: Exception | None = None) -> str:

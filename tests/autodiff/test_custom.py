@@ -6,6 +6,7 @@ import pytest
 
 import ruda_tensor as rt
 from ruda_autodiff import AnomalyError, HigherDerivativeUnsupported, anomaly_mode, custom_gradient, grad, no_grad
+from ruda_autodiff.backward import backward
 
 
 def leaf(values):
@@ -31,6 +32,20 @@ def test_an_unused_result_counts_as_zero():
     x, y = leaf([2.0]), leaf([5.0])
     _, s = product_and_sum(x, y)
     assert s.sum().backward()[x].item() == 1.0
+
+
+def test_anomaly_mode_looks_at_the_gradients_of_all_results():
+    @custom_gradient
+    def halves(x):
+        return (x * 0.5, x * 0.5), lambda g, h: (g + h) * rt.sqrt(x - 2.0)
+
+    x = leaf([1.0])
+    with anomaly_mode():
+        a, b = halves(x)
+        with pytest.raises(AnomalyError, match="'halves' made the first NaN"):
+            (a.sum() + b.sum()).backward()
+        a, b = halves(x)
+        assert np.isnan(backward(a, seed=rt.full_like(a, float("nan")))[x].item()), "it came in"
 
 
 def test_second_order_of_a_rule_written_in_operations():

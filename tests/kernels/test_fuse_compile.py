@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ruda_tensor as rt
-from ruda_tensor.fusion.function import Kind
+from ruda_tensor.fusion.results import Results, kind_of
 from ruda_tensor.kernels import generated
 from ruda_tensor.kernels.launch import Kernel, program
 
@@ -29,19 +29,24 @@ def everything(x, y, mask):
 
 
 def kernels(dtype) -> dict[str, Kernel]:
-    """Forward and backward of two functions, and the ways in which arrays may lie."""
+    """Forward and backward of three functions, one of them with several results, and the ways in which arrays may lie."""
     device = rt.Cpu()
     x, y = rt.ones((8, 16), dtype=dtype, device=device), rt.ones((16,), dtype=dtype, device=device)
     found = {}
     for name, f, inputs in (
         ("everything", everything, (x, y, rt.ones((8, 1), dtype=rt.bool, device=device))),
         ("gated", lambda x, y: x * rt.sigmoid(x * 1.702) + y, (x, x)),
+        ("three", lambda x, y: (x * y, (rt.tanh(x) + y).astype(rt.float32), x > y), (x, x)),
     ):
-        kind = Kind(f, inputs, device)
+        kind = kind_of(f, inputs, device)
+        if isinstance(kind, Results):
+            ((kind, _),) = kind.kinds
         operation = kind.operation(tuple(t.dtype != rt.bool for t in inputs))
-        assert operation.keeps
-        derivative = operation.derivative
-        for way, made in (("forward", kind.program), ("backward", derivative.program)):
+        assert operation.keeps and operation.derivative is not None
+        ways = {"forward": kind.program, "backward": operation.derivative.program}
+        if kind.several:
+            ways["backward of one"] = operation.partly((False, True, False)).program
+        for way, made in ways.items():
             count = len(made.inputs)
             straight = generated.reading(made, [4096], [[1]] * count, [0] * count)
             found[f"{name} {way}"] = generated.kernel(made, straight)
