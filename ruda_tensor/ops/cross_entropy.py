@@ -264,7 +264,7 @@ def _checked_ids(logits: Tensor, targets: Tensor, axis: int, ignore: int) -> tup
     with device.entered():
         t = ids._data
         unsigned = t.view(UINT64)  # what is negative is a huge number there
-        if t.size == 0 or unsigned.max() < classes:
+        if t.size == 0 or (np.maximum.reduce(unsigned, axis=None) if device.xp is np else unsigned.max()) < classes:
             return ids, all_count
         wrong = (unsigned >= classes) & (t != ignore)
         if wrong.any():

@@ -32,6 +32,12 @@ def product(xp: Any, x: Any, y: Any, dtype: Any = None) -> Any:
             return out
     elif gemm.available(xp) and x.dtype in FLOATING:
         return gemm.matmul(xp, x, y, dtype)
+    return _by_library(xp, x, y, dtype)
+
+
+@np.errstate(all="ignore")
+def _by_library(xp: Any, x: Any, y: Any, dtype: Any) -> Any:
+    """The product by NumPy's or CuPy's own function."""
     if x.dtype in HALF:
         out = product(xp, x.astype(FLOAT32), y.astype(FLOAT32))
         return out.astype(x.dtype if dtype is None else dtype, copy=False)
@@ -71,7 +77,6 @@ def _form(tx: bool, ty: bool) -> Primitive:
         lambda xp, x, y: product(xp, x.swapaxes(-1, -2) if tx else x, y.swapaxes(-1, -2) if ty else y),
         half="storage",
         memory_bound=False,
-        poles=True,
         dx=dx,
         dy=dy,
     )
@@ -146,6 +151,12 @@ def affine(xp: Any, x: Any, w: Any, b: Any, residual: Any = None) -> Any:
         out = host_product(x if x.ndim == 2 else merged(x), w, b, residual)
         if out is not None:
             return out if x.ndim == 2 else out.reshape((*x.shape[:-1], w.shape[1]))
+    return _affine_by_library(xp, x, w, b, residual)
+
+
+@np.errstate(all="ignore")
+def _affine_by_library(xp: Any, x: Any, w: Any, b: Any, residual: Any) -> Any:
+    """The same by a product and additions."""
     out = product(xp, x, w, FLOAT32 if x.dtype in HALF else None)
     if b is not None:
         out += b.astype(out.dtype, copy=False)
@@ -172,7 +183,6 @@ _linear = Primitive(
     affine,
     half="storage",
     memory_bound=False,
-    poles=True,
     dx=lambda g, w: binary(_transposed_second, g, w),
     dw=lambda g, x: binary(_transposed_first, _rows(x), _rows(g)) if g.ndim > 2 else binary(_transposed_first, x, g),
     db=lambda g: apply(_column_sums, (g,)),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ops._parallel import each_block
+from ...ops._parallel import BLOCK_BYTES, each_block
 from . import FLOAT32, SMALL, address, function, library
 from .pool import cut, run
 
@@ -29,6 +29,9 @@ def keep_positive(xp: Any, x: Any, y: Any) -> Any:
         return None
     out = np.empty(x.shape, FLOAT32)
     source, chosen, target = address(x), address(y), address(out)
+    if 4 * x.size <= BLOCK_BYTES:
+        call(source, chosen, target, x.size)
+        return out
 
     def body(block: slice) -> None:
         at = 4 * block.start
