@@ -360,11 +360,9 @@ class _Rebuild:
             out, settings = object.__new__(kind), self.settings
             made, values = vars(out), vars(value)
             for name in kind.__dataclass_fields__:
-                if name in settings and name in values:
-                    made[name] = settings[name]
-                elif name in values:
-                    inner = values[name]
-                    made[name] = inner if type(inner) in SETTINGS else self.of(inner)
+                if name in values:
+                    inner = settings[name] if name in settings else values[name]
+                    made[name] = inner if type(inner) in SETTINGS or name in settings else self.of(inner)
             return out
         if isinstance(value, dict):
             return {name: self.of(inner) for name, inner in value.items()}

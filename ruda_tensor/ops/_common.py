@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from .. import backend
 from ..devices import Device
-from ..dtypes import FLOATING, as_dtype, promote_types, weak_result
+from ..dtypes import FLOAT32, FLOATING, HALF, as_dtype, promote_types, weak_result
 from ..kernels import copies
 from ..live import Live
 from ..operation import Primitive, apply
@@ -134,6 +134,24 @@ def pair(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:
     if x._data.shape != y._data.shape:
         check_broadcast(x.shape, y.shape, name)
     return x, y
+
+
+def operands(x: Any, y: Any, name: str) -> tuple[Any, Any]:
+    """As `pair`; but any library's number beside a floating tensor is a Python number, which half types meet in float32."""
+    a, b = scalar_of(x), scalar_of(y)
+    a, b = x if a is None else a, y if b is None else b
+    return (a, b) if ready(a, b) else pair(x, y, name)
+
+
+def beside_half(f: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor | None:
+    """f of a half tensor and a number, computed in float32 and rounded once; None for other operands."""
+    for tensor, other in ((x, y), (y, x)):
+        if isinstance(tensor, Tensor) and tensor.dtype in HALF and not isinstance(other, Tensor):
+            number = scalar_of(other)
+            if number is not None:
+                wide = cast(tensor, FLOAT32)
+                return cast(f(wide, number) if tensor is x else f(number, wide), tensor.dtype)
+    return None
 
 
 def check_broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:

@@ -11,7 +11,7 @@ from ..operation import Primitive, apply, binary
 from ..recording import capturing
 from ..tensor import Tensor
 from . import transcendental
-from ._common import as_tensor, cast, floating, pair, ready, scalar_of
+from ._common import as_tensor, beside_half, cast, floating, operands, pair, ready, scalar_of
 from ._numbers import neighbour, rest, sign_or_nan, whole_quotient
 from .compare import signbit, where
 
@@ -39,7 +39,7 @@ def add(x: Any, y: Any) -> Tensor:
     array([11., 12.], dtype=float32)
     """
     if not ready(x, y):
-        x, y = pair(x, y, "add")
+        x, y = operands(x, y, "add")
     return binary(_add, x, y)
 
 
@@ -51,7 +51,7 @@ def subtract(x: Any, y: Any) -> Tensor:
     array([-9., -8.], dtype=float32)
     """
     if not ready(x, y):
-        x, y = pair(x, y, "subtract")
+        x, y = operands(x, y, "subtract")
     if isinstance(x, Tensor) and x._data.dtype is BOOL:
         numeric(x, "subtract")
     return binary(_subtract, x, y)
@@ -65,7 +65,7 @@ def multiply(x: Any, y: Any) -> Tensor:
     array([10., 20.], dtype=float32)
     """
     if not ready(x, y):
-        x, y = pair(x, y, "multiply")
+        x, y = operands(x, y, "multiply")
     return binary(_multiply, x, y)
 
 
@@ -77,7 +77,7 @@ def divide(x: Any, y: Any) -> Tensor:
     array([0.25, 0.5 ], dtype=float32)
     """
     if not ready(x, y):
-        x, y = pair(x, y, "divide")
+        x, y = operands(x, y, "divide")
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x._data.dtype not in FLOATING:
         x, y = cast(x, x.device.float_dtype), cast(y, y.device.float_dtype)
     return binary(_divide if isinstance(y, Tensor) or y == 0 else _divide_by_number, x, y)
@@ -253,6 +253,8 @@ def floor_divide(x: Any, y: Any, /) -> Tensor:
     >>> rt.floor_divide(rt.tensor([7, -7], device=rt.Cpu()), 2).numpy()
     array([ 3, -4], dtype=int32)
     """
+    if (found := beside_half(floor_divide, x, y)) is not None:
+        return found
     x, y = pair(x, y, "floor_divide")
     return apply(_floor_divide, (numeric(x, "floor_divide"), y))
 
@@ -264,6 +266,8 @@ def remainder(x: Any, y: Any, /) -> Tensor:
     >>> rt.remainder(rt.tensor([7, -7], device=rt.Cpu()), 4).numpy()
     array([3, 1], dtype=int32)
     """
+    if (found := beside_half(remainder, x, y)) is not None:
+        return found
     x, y = pair(x, y, "remainder")
     return apply(_remainder, (numeric(x, "remainder"), y))
 

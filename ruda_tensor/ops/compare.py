@@ -15,7 +15,7 @@ from ..dtypes import BOOL, FLOATING, HALF, INTEGER, weak_result
 from ..fusion.function import generate
 from ..operation import Primitive, apply, binary
 from ..tensor import Tensor
-from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, pair, ready, scalar_of
+from ._common import as_tensor, cast, check_broadcast, floating, full_scalar, operands, pair, ready, scalar_of
 from ._select import drop, keep, select
 
 __all__ = [
@@ -262,7 +262,7 @@ def maximum(x: Any, y: Any, /) -> Tensor:
     >>> rt.maximum(rt.tensor([1.0, 5.0], device=rt.Cpu()), 3.0).numpy()
     array([3., 5.], dtype=float32)
     """
-    return binary(_maximum, x, y) if ready(x, y) else apply(_maximum, pair(x, y, "maximum"))
+    return binary(_maximum, *(x, y) if ready(x, y) else operands(x, y, "maximum"))
 
 
 def minimum(x: Any, y: Any, /) -> Tensor:
@@ -272,7 +272,7 @@ def minimum(x: Any, y: Any, /) -> Tensor:
     >>> rt.minimum(rt.tensor([1.0, 5.0], device=rt.Cpu()), 3.0).numpy()
     array([1., 3.], dtype=float32)
     """
-    return binary(_minimum, x, y) if ready(x, y) else apply(_minimum, pair(x, y, "minimum"))
+    return binary(_minimum, *(x, y) if ready(x, y) else operands(x, y, "minimum"))
 
 
 def _clip_forward(xp: Any, x: Any, low: Any, high: Any) -> Any:

@@ -11,7 +11,7 @@ from ..fusion.function import generate
 from ..operation import Primitive, apply
 from ..tensor import Tensor
 from . import activation
-from ._common import floating, pair
+from ._common import beside_half, floating, pair
 from ._erf import erf_body, erfc_body
 from ._pointwise import pointwise
 from .compare import where
@@ -143,6 +143,8 @@ def logaddexp(x: Any, y: Any, /) -> Tensor:
     >>> rt.logaddexp(rt.tensor([0.0, 1000.0], dtype=rt.float64, device=rt.Cpu()), 0.0).numpy()
     array([6.93147181e-01, 1.00000000e+03])
     """
+    if (found := beside_half(logaddexp, x, y)) is not None:
+        return found
     x, y = pair(x, y, "logaddexp")
     return generate(_logaddexp, (floating(x, "logaddexp"), floating(y, "logaddexp")))
 
@@ -179,6 +181,8 @@ def hypot(x: Any, y: Any, /) -> Tensor:
     >>> rt.hypot(rt.tensor([3.0, 0.0], device=rt.Cpu()), rt.tensor([4.0, 0.0], device=rt.Cpu())).numpy()
     array([5., 0.], dtype=float32)
     """
+    if (found := beside_half(hypot, x, y)) is not None:
+        return found
     x, y = pair(x, y, "hypot")
     return apply(_hypot, (floating(x, "hypot"), floating(y, "hypot")))
 
@@ -190,6 +194,8 @@ def atan2(x: Any, y: Any, /) -> Tensor:
     >>> rt.atan2(rt.tensor([1.0, -1.0], dtype=rt.float64, device=rt.Cpu()), -1.0).numpy()
     array([ 2.35619449, -2.35619449])
     """
+    if (found := beside_half(atan2, x, y)) is not None:
+        return found
     x, y = pair(x, y, "atan2")
     return apply(_atan2, (floating(x, "atan2"), floating(y, "atan2")))
 

@@ -67,3 +67,25 @@ def test_spellings_of_a_dtype(spelling):
 def test_unknown_dtypes(wrong):
     with pytest.raises(TypeError, match="supported"):
         as_dtype(wrong)
+
+
+@pytest.mark.parametrize("dtype", [rt.float16, rt.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [
+    "add", "subtract", "multiply", "divide", "maximum", "minimum", "hypot", "atan2", "logaddexp", "remainder", "floor_divide",
+])  # fmt: skip
+def test_a_number_of_any_library_meets_half_types_in_float32(name, dtype, device):
+    f, number = getattr(rt, name), 0.3
+    x = rt.tensor(np.random.default_rng(0).normal(size=200) * 3, dtype=dtype, device=device).require_grad()
+    wide = x.detach().astype(rt.float32).require_grad()
+    for swap in (False, True):
+        exact = f(number, wide) if swap else f(wide, number)
+        slope = (exact * 1.5).sum().backward()[wide].astype(dtype).numpy()
+        for kind in (float, np.float64, np.float32, np.asarray):
+            y = f(kind(number), x) if swap else f(x, kind(number))
+            if kind is np.float32:  # another number: 0.3 rounded to it
+                continue
+            assert y.dtype == dtype and y.numpy().tobytes() == exact.astype(dtype).numpy().tobytes()
+            found = (y.astype(rt.float32) * 1.5).sum().backward()[x]
+            assert found.dtype == dtype and np.allclose(
+                found.astype(rt.float32).numpy(), slope.astype(np.float32), rtol=2.0**-7, atol=2.0**-8
+            )
