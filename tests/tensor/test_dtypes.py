@@ -75,17 +75,18 @@ def test_unknown_dtypes(wrong):
 ])  # fmt: skip
 def test_a_number_of_any_library_meets_half_types_in_float32(name, dtype, device):
     f, number = getattr(rt, name), 0.3
+    unit = 2.0**-8 if dtype == rt.bfloat16 else 2.0**-11  # a generated kernel may divide half types to a few float32 ulps
     x = rt.tensor(np.random.default_rng(0).normal(size=200) * 3, dtype=dtype, device=device).require_grad()
     wide = x.detach().astype(rt.float32).require_grad()
     for swap in (False, True):
         exact = f(number, wide) if swap else f(wide, number)
-        slope = (exact * 1.5).sum().backward()[wide].astype(dtype).numpy()
-        for kind in (float, np.float64, np.float32, np.asarray):
+        slope = (exact * 1.5).sum().backward()[wide].numpy()
+        same = set()
+        for kind in (float, np.float64, np.asarray):
             y = f(kind(number), x) if swap else f(x, kind(number))
-            if kind is np.float32:  # another number: 0.3 rounded to it
-                continue
-            assert y.dtype == dtype and y.numpy().tobytes() == exact.astype(dtype).numpy().tobytes()
             found = (y.astype(rt.float32) * 1.5).sum().backward()[x]
-            assert found.dtype == dtype and np.allclose(
-                found.astype(rt.float32).numpy(), slope.astype(np.float32), rtol=2.0**-7, atol=2.0**-8
-            )
+            assert y.dtype == found.dtype == dtype
+            same.add((y.numpy().tobytes(), found.numpy().tobytes()))
+            np.testing.assert_allclose(y.astype(rt.float32).numpy(), exact.numpy(), rtol=1.01 * unit, atol=1e-7)
+            np.testing.assert_allclose(found.astype(rt.float32).numpy(), slope, rtol=4 * unit, atol=4 * unit)
+        assert len(same) == 1
