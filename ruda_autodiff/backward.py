@@ -57,18 +57,21 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
 
 
 install_walker(backward)
-_one: dict[tuple[Any, Any], Tensor] = {}  # by device and dtype: most roots are a loss, and on a GPU a fill costs a launch
+# By device, kind of array and dtype: most roots are a loss, and on a GPU a fill costs a launch.
+_one: dict[tuple[Any, Any, Any], Tensor] = {}
 
 
 def _ones(root: Tensor) -> Tensor:
     """The gradient of the root by itself. That of a number on a GPU is kept; nobody writes to it, for it is never owned."""
-    device, key = root.device, (root.device, root.dtype)
-    found = _one.get(key) if root.shape == () and device.launches else None
+    device = root.device
+    kept = root.shape == () and device.launches
+    key = (device, device.array_type, root.dtype) if kept else None
+    found = _one.get(key) if key is not None else None
     if found is not None:
         return found
     with device.entered():
         found = _wrap(device.xp.ones(root.shape, root.dtype), device)
-    if root.shape == () and device.launches and not capturing():  # what a capture writes is there when its graph runs
+    if key is not None and not capturing():  # what a capture writes is there when its graph runs
         device.synchronize()  # other streams may be the next to read it
         _one[key] = found
     return found

@@ -58,9 +58,8 @@ class Stream:
     def begin_capture(self, mode: int) -> None:
         self.work, self.held, self.capturing = [], [], True
         known = gc.get_objects()  # asked by type: some objects answer isinstance with a warning
-        arrays = [a for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)]
-        arrays += [x.value._data for x in known if type(x) is Buffer]
-        self.lasting = {id(a): weakref.ref(a) for a in arrays}
+        self.lasting = {id(a): weakref.ref(a) for x in known if issubclass(type(x), Optimizer) for a in _arrays(x.states)}
+        self.lasting |= {id(x.value._data): weakref.ref(x.value._data) for x in known if type(x) is Buffer}
 
     def hold(self, array: Any) -> None:
         """Keep memory that a pool of CUDA's would keep; a parameter or a state must not seem to be shared."""

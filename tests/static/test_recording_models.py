@@ -148,10 +148,11 @@ def test_threads_record_graphs_of_their_own(place: Any) -> None:
 
     def run(training: Training) -> None:
         try:
-            graph = StaticGraph(training.step, *data[0])
+            graph, recorded = StaticGraph(training.step, *data[0]), 0
             for batch in data:
                 graph.replay(*batch)
-            assert graph.info["recorded"]
+                recorded += graph.info["recorded"]
+            assert recorded  # the stand-in may hold another thread's arrays for a moment, and its step is then an eager one
         except BaseException as error:
             errors.append(error)
 
