@@ -300,7 +300,6 @@ def test_a_row_an_element_and_an_image_do_not_depend_on_their_neighbours(monkeyp
 def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     monkeypatch.setattr(_parallel, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(_parallel, "BLOCK_BYTES", 1 << 14)
-    monkeypatch.setattr(host_convolve, "BLOCK_BYTES", 1 << 14)
     x, w, b, g = norm_inputs((301, 130))
     images, weight, out = normal(19, 5, 12, 12), normal(8, 5, 3, 3, seed=5), normal(19, 8, 10, 10, seed=6)
     settings, found = {"stride": (1, 1), "low": (0, 0), "dilation": (1, 1), "groups": 1}, []

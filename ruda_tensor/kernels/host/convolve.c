@@ -150,9 +150,9 @@ static void strip(const Shape *s, const Layout *l, const float *x, const int64_t
     }
 }
 
-/* y for the strips first <= index < last, in the order of images; `w` is arranged. Returns 0 without memory. */
-int64_t convolve(const Shape *s, const float *x, const float *w, const float *bias, float *y, int64_t first,
-                 int64_t last) {
+/* y for the strips first <= index < last, in the order of images; `w` is arranged. *done is 0 without memory, else 1. */
+void convolve(const Shape *s, const float *x, const float *w, const float *bias, float *y, int64_t first, int64_t last,
+              int64_t *done) {
     Layout l = layout_of(s);
     int64_t blocks = (l.o + OUTS - 1) / OUTS;
     float *packed = space(l.size), *z = space(OUTS * l.positions);
@@ -171,7 +171,7 @@ int64_t convolve(const Shape *s, const float *x, const float *w, const float *bi
     free(packed);
     free(z);
     free(at);
-    return fine;
+    *done = fine;
 }
 
 /* LANES outputs of a strip of y side by side for each position, 0 beyond the last. */
@@ -221,8 +221,8 @@ INLINE void products(int pairs, const float *y, int64_t beyond, const float *x, 
         }
 }
 
-/* Add to dw what the strips first <= index < last give. Returns 0 without memory. */
-int64_t weigh(const Shape *s, const float *x, const float *y, float *dw, int64_t first, int64_t last) {
+/* Add to dw what the strips first <= index < last give. *done is 0 without memory, else 1. */
+void weigh(const Shape *s, const float *x, const float *y, float *dw, int64_t first, int64_t last, int64_t *done) {
     Layout l = layout_of(s);
     int64_t across = (l.taps + TAPS - 1) / TAPS * TAPS, down = (l.o + LANES - 1) / LANES;
     int64_t turned = (s->rows * s->v + LANES - 1) / LANES * LANES * LANES, outputs = s->u * s->v;
@@ -256,5 +256,5 @@ int64_t weigh(const Shape *s, const float *x, const float *y, float *dw, int64_t
     free(ys);
     free(sums);
     free(at);
-    return fine;
+    *done = fine;
 }

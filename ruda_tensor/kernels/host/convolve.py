@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ops._parallel import BLOCK_BYTES, each_block
 from . import FLOAT32, address, function
+from .pool import run
 
 WORK = 1 << 14  # multiplications for one image, whose result is thereby the same bits in any batch
 STRIP = 1 << 18  # bytes of x that a strip reads, so that it stays in the second cache
@@ -38,9 +38,14 @@ def _takes(xp: Any, x: Any, y: Any, w_shape: tuple, *more: Any) -> bool:
     )
 
 
+def _cut(units: int, least: int) -> np.ndarray:
+    """Where blocks of strips start, and `units`: the same on any number of cores."""
+    return np.append(np.arange(0, units, max(least, -(-units // PARTS))), units)
+
+
 def convolve(xp: Any, x: Any, w: Any, b: Any, y: Any, settings: dict) -> bool:
     """Fill y, which is contiguous, and return True; or decline."""
-    if not _takes(xp, x, y, w.shape, w, b) or (call := function("convolve", "convolve", "pppppnn>n")) is None:
+    if not _takes(xp, x, y, w.shape, w, b) or (call := function("convolve", "convolve", "pppppnnp")) is None:
         return False
     shape, units = _units(x.shape, y.shape[2:], w.shape[2:], w.shape[0], settings)
     x, w, b = np.ascontiguousarray(x), np.ascontiguousarray(w), None if b is None else np.ascontiguousarray(b)
@@ -48,15 +53,10 @@ def convolve(xp: Any, x: Any, w: Any, b: Any, y: Any, settings: dict) -> bool:
     at = address(shape)
     arranged = np.empty(size(at), FLOAT32)
     arrange(at, address(w), address(arranged))
-    places = address(x), address(arranged), address(b), address(y)
-    refused = []
-
-    def body(block: slice) -> None:
-        if not call(at, *places, block.start, block.stop):
-            refused.append(block)
-
-    each_block(np, units, BLOCK_BYTES // -(-units // PARTS), body)
-    return not refused
+    cuts = _cut(units, 1)
+    done = np.zeros(len(cuts) - 1, np.int64)
+    run(call, at, address(x), address(arranged), address(b), address(y), cuts[:-1], cuts[1:], _each(done))
+    return bool(done.all())
 
 
 def weigh(xp: Any, x: Any, y: Any, kernel: tuple, settings: dict) -> Any:
@@ -65,22 +65,16 @@ def weigh(xp: Any, x: Any, y: Any, kernel: tuple, settings: dict) -> Any:
     shape = (y.shape[1], x.shape[1] // groups, *kernel)
     if y.shape[1] < OUTPUTS * groups or not _takes(xp, x, y, shape):
         return None
-    if (call := function("convolve", "weigh", "ppppnn>n")) is None:
+    if (call := function("convolve", "weigh", "ppppnnp")) is None:
         return None
     geometry, units = _units(x.shape, y.shape[2:], kernel, y.shape[1], settings)
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
-    at, places = address(geometry), (address(x), address(y))
-    parts: dict[int, Any] = {}
-    starts = []
+    cuts = _cut(units, FEW)
+    done, parts = np.zeros(len(cuts) - 1, np.int64), np.zeros((len(cuts) - 1, *shape), FLOAT32)
+    run(call, address(geometry), address(x), address(y), _each(parts), cuts[:-1], cuts[1:], _each(done))
+    return parts.sum(axis=0) if done.all() else None
 
-    def body(block: slice) -> None:
-        starts.append(block.start)
-        part = np.zeros(shape, FLOAT32)
-        if call(at, *places, address(part), block.start, block.stop):
-            parts[block.start] = part
 
-    each_block(np, units, BLOCK_BYTES // max(FEW, -(-units // PARTS)), body)
-    total = np.zeros(shape, FLOAT32)
-    for start in sorted(parts):
-        total += parts[start]
-    return total if len(parts) == len(starts) else None
+def _each(parts: np.ndarray) -> np.ndarray:
+    """Where each of the first axis begins."""
+    return address(parts) + parts.strides[0] * np.arange(len(parts))
