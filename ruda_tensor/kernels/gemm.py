@@ -220,10 +220,8 @@ def _without(xp: Any, x: Any, y: Any, dtype: Any, out: Any = None) -> Any:
     return out
 
 
-def _extended(
-    xp: Any, x: Any, y: Any, epilogue: str, *, bias: Any = None, aux: Any = None, added: Any = None, out: Any = None
-) -> Any:
-    """x @ y with an epilogue, plus `added` (out itself, or an array like it), for a 2-D y; or None.
+def _extended(xp: Any, x: Any, y: Any, epilogue: str, *, bias: Any = None, aux: Any = None, added: Any = None) -> Any:
+    """x @ y with an epilogue, plus `added`, which lies as the result, for a 2-D y; or None.
 
     The epilogue reads bias and writes aux; both have the dtype of x.
     """
@@ -232,9 +230,9 @@ def _extended(
         return None
     address, device = owner.address, owner.device()
     a, b = address(x), address(y)
-    c, to = 0 if added is None else address(added), 0 if out is None else address(out)
+    c = 0 if added is None else address(added)
     bias_at, aux_at = 0 if bias is None else address(bias), 0 if aux is None else address(aux)
-    low = a | b | c | to | bias_at | aux_at
+    low = a | b | c | bias_at | aux_at
     recipe = _recipe(owner, xp, device, x, y, x.dtype, epilogue, added is not None, low, bias_at, aux_at)
     plan = recipe.plan
     if plan is None:
@@ -243,11 +241,9 @@ def _extended(
         if x.flags.c_contiguous and y.flags.c_contiguous:
             return None
         x, y = xp.ascontiguousarray(x), xp.ascontiguousarray(y)
-        return _extended(xp, x, y, epilogue, bias=bias, aux=aux, added=added, out=out)
-    if out is None:
-        out = owner.empty(recipe.shape, x.dtype)
-        to = address(out)
-    stream = owner.stream()
+        return _extended(xp, x, y, epilogue, bias=bias, aux=aux, added=added)
+    out, stream = owner.empty(recipe.shape, x.dtype), owner.stream()
+    to = address(out)
     plan.run(a, b, c or to, to, workspace_of(owner, device, stream), stream, bias_at, aux_at)
     HITS[_NAMES[epilogue]] += 1
     return out
@@ -282,11 +278,6 @@ def affine_gelu(xp: Any, x: Any, w: Any, bias: Any = None) -> Any:
     h = owner.empty((*x.shape[:-1], n), x.dtype)
     out = _extended(xp, x, w, "gelu_aux" if bias is None else "gelu_aux_bias", bias=bias, aux=h)
     return None if out is None else (out, h)
-
-
-def accumulate(xp: Any, x: Any, y: Any, total: Any) -> bool:
-    """Add x @ y to `total` in place, in one rounding; False where nothing was done."""
-    return _fits(x.dtype, total) and _extended(xp, x, y, "none", added=total, out=total) is not None
 
 
 def with_shared(xp: Any, x: Any, y: Any, added: Any, out: Any) -> bool:
