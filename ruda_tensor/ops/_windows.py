@@ -20,6 +20,7 @@ def meet(size: int, count: int, start: int, stride: int) -> tuple[slice, slice]:
 
 def per_axis(value: Any, axes: int, name: str, what: str, least: int) -> tuple[int, ...]:
     """Return a setting as one integer per axis; it may be given as one for all. Raises below `least`."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # a number or an array of any library
     several = isinstance(value, Sequence) and not isinstance(value, str)
     values: tuple[Any, ...] = tuple(value) if several else (value,) * axes
     if len(values) != axes:

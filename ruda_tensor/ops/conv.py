@@ -149,6 +149,8 @@ def _check_channels(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, g
 
 def _padding(name: str, padding: Any, kernel: tuple, stride: tuple, dilation: tuple) -> list[tuple[int, int]]:
     """Return the padding as (before, after) for each axis."""
+    if not isinstance(padding, str):
+        return [(p, p) for p in per_axis(padding, len(kernel), name, "padding", 0)]
     if padding == "valid":
         return [(0, 0)] * len(kernel)
     if padding == "same":
@@ -156,9 +158,7 @@ def _padding(name: str, padding: Any, kernel: tuple, stride: tuple, dilation: tu
             raise ValueError(f"{name}: padding='same' needs stride 1, got {stride}; give the padding as integers")
         totals = [d * (k - 1) for k, d in zip(kernel, dilation)]
         return [(t // 2, t - t // 2) for t in totals]
-    if isinstance(padding, str):
-        raise ValueError(f"{name}: padding must be integers, 'same' or 'valid', got {padding!r}; write padding='same'")
-    return [(p, p) for p in per_axis(padding, len(kernel), name, "padding", 0)]
+    raise ValueError(f"{name}: padding must be integers, 'same' or 'valid', got {padding!r}; write padding='same'")
 
 
 def _conv(

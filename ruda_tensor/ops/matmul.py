@@ -332,6 +332,10 @@ def tensordot(x: Tensor, y: Tensor, /, *, axes: Any = 2) -> Tensor:
         if not 0 <= n <= min(x.ndim, y.ndim):
             raise ValueError(f"tensordot: axes={n} of shapes {x.shape} and {y.shape}; needs 0 to {min(x.ndim, y.ndim)}")
         axes = range(x.ndim - n, x.ndim), range(n)
+    elif not isinstance(axes, (list, tuple)) or len(axes) != 2:
+        raise TypeError(
+            f"tensordot: axes must be an integer or two lists of axes, got {axes!r}; for one pair: axes=((-1,), (0,))"
+        )
     first, second = (normalize_axes(a, t.ndim, "tensordot") for a, t in zip(axes, (x, y)))
     sizes = [x.shape[a] for a in first]
     if sizes != [y.shape[a] for a in second]:

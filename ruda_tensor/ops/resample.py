@@ -10,7 +10,7 @@ import numpy as np
 from ..operation import Primitive, apply
 from ..recording import constant
 from ..tensor import Tensor
-from ._common import as_tensor, cast, floating
+from ._common import as_tensor, cast, floating, scalar_of
 from ._numerics import single
 from ._windows import meet, per_axis, window_count
 from .shape import permute_dims, reshape
@@ -198,8 +198,9 @@ def _sizes(x: Tensor, size: Any, scale_factor: Any) -> tuple[tuple[int, ...], tu
         raise ValueError(f"{name}: give size or scale_factor, one of them; write size={(*x.shape[2:],)}")
     if size is not None:
         return per_axis(size, axes, name, "size", 1), (None,) * axes
-    factors = tuple(scale_factor) if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * axes
-    if len(factors) != axes or not all(isinstance(f, (int, float)) and 0 < f < math.inf for f in factors):
+    given = scale_factor.tolist() if hasattr(scale_factor, "tolist") else scale_factor  # a number or an array of any library
+    factors = tuple(map(scalar_of, given)) if isinstance(given, (tuple, list)) else (scalar_of(given),) * axes
+    if len(factors) != axes or not all(f is not None and 0 < f < math.inf for f in factors):
         raise ValueError(f"{name}: scale_factor must be a positive number or {axes} of them, got {scale_factor!r}")
     sizes = tuple(math.floor(n * f) for n, f in zip(x.shape[2:], factors))
     if min(sizes) < 1:

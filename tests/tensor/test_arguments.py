@@ -87,3 +87,23 @@ def test_biases_of_a_feed_forward_may_be_arrays_and_lists():
     tensors = [rt.tensor(a, device=rt.Cpu()) for a in (x, w1, b1, w2, b2)]
     expected = rt.feed_forward(*tensors).numpy()
     np.testing.assert_array_equal(rt.feed_forward(tensors[0], tensors[1], b1, tensors[3], b2.tolist()).numpy(), expected)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, (), "ab", ((0,),), (1, 2, 3)], ids=repr)
+def test_pairs_of_axes_are_two_lists(wrong):
+    x, y = rt.ones((2, 3, 4), device=rt.Cpu()), rt.ones((3, 4, 5), device=rt.Cpu())
+    with pytest.raises(TypeError, match="tensordot: ax"):
+        rt.tensordot(x, y, axes=wrong)
+
+
+KINDS = [np.float32, np.int64, np.asarray, lambda n: rt.tensor(n, device=rt.Cpu()), lambda n: np.array([n, n])]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["float32", "int64", "array", "tensor", "two"])
+def test_sizes_and_factors_of_any_library_do(kind):
+    x = rt.ones((1, 1, 4, 4), device=rt.Cpu())
+    assert rt.interpolate(x, scale_factor=kind(2)).shape == (1, 1, 8, 8)
+    if kind is not np.float32:
+        assert rt.interpolate(x, size=kind(8)).shape == (1, 1, 8, 8)
+        assert rt.max_pool2d(x, kind(2), stride=kind(2)).shape == (1, 1, 2, 2)
+        assert rt.conv2d(x, x, stride=kind(1), padding=kind(1), dilation=kind(1)).shape == (1, 1, 3, 3)
