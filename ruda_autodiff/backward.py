@@ -16,7 +16,6 @@ import ruda_tensor as rt
 from ruda_tensor.dtypes import FLOAT32, HALF
 from ruda_tensor.operation import Composite, Variadic, widen
 from ruda_tensor.owning import last_holder
-from ruda_tensor.recording import capturing
 from ruda_tensor.tensor import Tensor
 
 from .anomaly import check_anomaly
@@ -48,7 +47,8 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
         raise ValueError(f"backward: order must be 1 or 2, got {order!r}")
     assert root._node is not None
     if seed is None:
-        seed = _ones(root)
+        with root.device.entered():  # never kept for the next: gradients are views of it, and leave by DLPack
+            seed = _wrap(root.device.xp.ones(root.shape, root.dtype), root.device)
     walk = Walk(retain_graph or order == 2, order)
     with _Setting(recording=order == 2, order=order):
         walk.add(root._node, seed)
@@ -57,24 +57,6 @@ def backward(root: Tensor, *, retain_graph: bool = False, order: int = 1, seed: 
 
 
 install_walker(backward)
-# By device, kind of array and dtype: most roots are a loss, and on a GPU a fill costs a launch.
-_one: dict[tuple[Any, Any, Any], Tensor] = {}
-
-
-def _ones(root: Tensor) -> Tensor:
-    """The gradient of the root by itself. That of a number on a GPU is kept; nobody writes to it, for it is never owned."""
-    device = root.device
-    kept = root.shape == () and device.launches
-    key = (device, device.array_type, root.dtype) if kept else None
-    found = _one.get(key) if key is not None else None
-    if found is not None:
-        return found
-    with device.entered():
-        found = _wrap(device.xp.ones(root.shape, root.dtype), device)
-    if key is not None and not capturing():  # what a capture writes is there when its graph runs
-        device.synchronize()  # other streams may be the next to read it
-        _one[key] = found
-    return found
 
 
 class Walk:

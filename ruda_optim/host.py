@@ -30,7 +30,7 @@ def update_on_host(optimizer: Any, lr: float, params: dict[str, Param], chosen: 
         if type(rule) not in NAMES or rule.clipping is not None or key in optimizer._places or p.device.kind != "cpu":
             continue
         state = states.get(key)
-        if dtype not in SUFFIX or g.dtype is not dtype or (state is not None and not _alike(dtype, rule, state)):
+        if dtype not in SUFFIX or g.dtype != dtype or (state is not None and not _alike(dtype, rule, state)):
             continue
         if state is None:
             state = states[key] = rule.start(np, p._data)
@@ -55,6 +55,6 @@ def _alike(dtype: Any, rule: Any, state: dict[str, Any]) -> bool:
     """Whether the states are of the parameter's dtype, and all in row-major order."""
     for name in rule.arrays:
         a = state[name]
-        if a.dtype is not dtype or not a.flags.c_contiguous:
+        if a.dtype != dtype or not a.flags.c_contiguous:
             return False
     return True

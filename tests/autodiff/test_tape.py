@@ -379,3 +379,14 @@ def test_pieces_of_a_tensor_share_one_gradient_node(cut, device):
     np.testing.assert_array_equal(g, expected)
     cubes = grad(lambda t: sum(((row * row * row).sum() for row in t), rt.zeros((), dtype=t.dtype, device=device)))
     np.testing.assert_allclose(grad(lambda t: cubes(t).sum())(x.detach()).numpy(), 6.0 * np.arange(12.0).reshape(4, 3))
+
+
+@pytest.mark.parametrize("launches", [False, True])
+def test_who_writes_to_a_gradient_spoils_no_later_one(device, monkeypatch, launches):
+    """As another library may, by way of DLPack: the gradients of a sum are views of its seed."""
+    if device.kind == "cpu":
+        monkeypatch.setattr(rt.Cpu, "launches", launches)
+    for root in (lambda x: x, lambda x: x.reshape(())):
+        x = rt.tensor(2.0, device=device).require_grad()
+        root(x).backward()[x]._data[...] = 5.0
+        assert root(x).backward()[x].item() == 1.0

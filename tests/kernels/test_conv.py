@@ -259,3 +259,12 @@ def test_second_derivatives_of_convolutions_run_the_kernels_too(place):
             found.append([second[x].numpy(), second[w].numpy()])
     for a, e in zip(*found, strict=True):
         assert np.allclose(a, e, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [(0, 6), (6, 0)])
+def test_images_without_area_are_declined(xp, size):
+    """As the gradient of a convolution of padding alone has them."""
+    y, w = xp.ones((2, 3, 8, 8), np.float32), xp.ones((3, 4, 3, 3), np.float32)
+    static = {"low": (2, 2), "dilation": (1, 1), "groups": 1}
+    for stride in ((1, 1), (2, 2)):
+        assert conv.transpose(xp, y, w, None, size=size, stride=stride, **static) is None

@@ -145,10 +145,6 @@ class Strict(rt.Cuda):
     def guard(self) -> Any:
         return contextlib.nullcontext()
 
-    def synchronize(self) -> None:
-        """What was asked for is done."""
-
-
 def _add_rows(rows: Any, index: Any, out: Any) -> Any:
     np.add.at(out.view(np.ndarray), index.view(np.ndarray), rows.view(np.ndarray))
     return out

@@ -1,7 +1,9 @@
 """One call that updates all parameters on a CPU: the bits, the records and the memory of the rule by itself."""
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -94,6 +96,15 @@ def test_parameters_in_buckets_stay_there(calls, monkeypatch):
     for _ in range(2):
         other = plain.step(0.1, other, give(*[(p, np.ones(p.shape)) for p in other.ps]))
     assert bits(model, optimizer) == bits(other, plain)
+
+
+def test_what_comes_from_a_pickle_is_updated_as_before(calls):
+    model, optimizer = many([(300, 200), (7,)]), AdamConfig().init()
+    model = optimizer.step(0.1, model, give(*[(p, np.ones(p.shape)) for p in model.ps]))
+    for again in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
+        model, optimizer = again((model, optimizer))
+        model = optimizer.step(0.1, model, give(*[(p, np.ones(p.shape)) for p in model.ps]))
+    assert calls == [2, 2, 2]
 
 
 def test_small_models_do_not_wait_for_a_compiler(calls, monkeypatch):

@@ -14,7 +14,7 @@
 #define BREATHE __asm__ __volatile__("" ::: "memory")
 #endif
 
-/* The integers of a row; the rounds, of about 30 ns, that a thread waits on its core; and those, of about 300 ns, in which it
+/* The integers of a row; the rounds, of 12 to 30 ns, that a thread waits on its core; and those, of about 170 ns, in which it
  * gives the core to whoever wants it, before it sleeps: waking one takes longer than most of what Python does in between. */
 enum { WIDTH = 14, PATIENCE = 3000, COURTESY = 2000 };
 

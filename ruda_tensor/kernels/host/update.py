@@ -28,7 +28,7 @@ def update(name: str, xp: Any, arrays: Sequence[Any], constants: Any, flags: int
     if dtype not in SUFFIX:
         return False
     for a in arrays:
-        if a is not None and (a.dtype is not dtype or not a.flags.c_contiguous):
+        if a is not None and (a.dtype != dtype or not a.flags.c_contiguous):
             return False
     call = function("update", f"{name}_{SUFFIX[dtype]}", KINDS[name])
     if call is None:
